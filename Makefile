@@ -1,0 +1,28 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs first.
+PYTHON := .venv/bin/python
+
+.PHONY: setup demo test test-long check format bench clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh
+	sh scripts/setup.sh
+
+demo: setup
+	.venv/bin/homing demo
+
+test: setup
+	$(PYTHON) -m pytest
+
+check: setup
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+format: setup
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean:
+	rm -rf .venv .venv-* dist

@@ -1,0 +1,5 @@
+"""Homing: several workers of one stateful server behave like one."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,34 @@
+"""The clock a room is given; tests give it another.
+
+Durations are measured on the monotonic clock. The wall clock serves one purpose, the age of a signed cookie.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a room reads the time."""
+
+    def monotonic(self) -> float:
+        """Seconds since some instant; never goes back. Every deadline and window is measured on it."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch; may jump. Only cookie ages are measured on it."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+SYSTEM_CLOCK = SystemClock()

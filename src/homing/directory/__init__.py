@@ -1,0 +1,1 @@
+"""Which worker owns that session?"""

@@ -1,0 +1,1 @@
+"""Which session does this request name?"""

@@ -1,0 +1,1 @@
+"""Processes and sockets: how do several workers of one server run?"""
