@@ -36,8 +36,6 @@ from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
 
-HEAD_LENGTH_SCOPE_KEY: Final = "homing.head_length"
-
 
 class SessionRoutingMiddleware:
     """Route each request to the worker that holds its session. An ASGI app around an ASGI app.
@@ -125,6 +123,10 @@ class SessionRoutingMiddleware:
         """Whether requests are routed at all: the server may have several workers."""
         return self._socket_dir is not None
 
+    def served_now(self, session_id: str) -> int:
+        """How many requests of the session are being served here."""
+        return 0 if self.worker is None else self.worker.owners.served_now(session_id)
+
     def use_state(self, state: dict[str, Any] | None) -> None:
         """The lifespan's state, which each request from another worker gets a copy of, as its own server would give."""
         self._state = state
@@ -182,7 +184,6 @@ class SessionRoutingMiddleware:
     async def _serve(self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the handler, let its reply pass, and record what became of the session."""
         cut = scope.get(ABORT_SCOPE_KEY)
-        scope.pop(HEAD_LENGTH_SCOPE_KEY, None)
         scope.pop(ABORT_SCOPE_KEY, None)
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
