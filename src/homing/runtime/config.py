@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing import build
 from homing.routing.options import RoutingOptions
+from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
@@ -33,7 +34,6 @@ class RunConfig(Config):
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
-        routed_app: The app with its router, once `load()` was called; None if it has none, or brought its own.
     """
 
     def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
@@ -41,7 +41,6 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
-        self.routed_app: Any = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
@@ -90,11 +89,13 @@ class RunConfig(Config):
         return self._route(loaded)
 
     def _route(self, loaded: LoadedApp) -> Any:
+        if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
+            # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
+            os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
         if self.routing is None or loaded.routed:
             return loaded.app
         if self.routing.tells_sessions:
-            self.routed_app = build(loaded.app, self.routing)
-            return self.routed_app
+            return build(loaded.app, self.routing)
         if self.workers > 1:
             raise ConfigurationError(_no_sessions_line(self.workers, loaded.mcp))
         return loaded.app

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_LENGTH_SCOPE_KEY = "homing.head_length"
-ABORT_SCOPE_KEY = "homing.abort"
+from homing.routing.middleware import ABORT_SCOPE_KEY, HEAD_LENGTH_SCOPE_KEY
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):

@@ -39,8 +39,6 @@ _NAMES = (
     "uvicorn.middleware.wsgi:WSGIMiddleware",
     # worker.py
     "uvicorn.server:Server.startup",
-    "uvicorn.server:Server.shutdown",
-    "uvicorn.server:Server.handle_exit",
     # cli/run.py
     "uvicorn.main:main.params",
     "uvicorn.supervisors:ChangeReload",
@@ -50,8 +48,6 @@ _PARAMETERS = {
     "uvicorn._subprocess:get_subprocess": ("config", "target", "sockets"),
     "uvicorn.supervisors.multiprocess:Multiprocess": ("config", "sockets"),
     "uvicorn.server:Server.startup": ("self", "sockets"),
-    "uvicorn.server:Server.shutdown": ("self", "sockets"),
-    "uvicorn.server:Server.handle_exit": ("self", "sig", "frame"),
 }
 
 

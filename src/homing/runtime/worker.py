@@ -67,7 +67,7 @@ def raise_failure(failed: Failed) -> None:
 
 
 class HomingServer(Server):
-    """uvicorn's server, which tells the router when it stops and its supervisor when it serves."""
+    """uvicorn's server, which tells its supervisor when it serves, and says which port it could not have."""
 
     config: RunConfig
 
@@ -86,13 +86,6 @@ class HomingServer(Server):
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self._link is not None and self.started:
             self._link.send(Ready())
-
-    async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        # Before the drain, which comes before the app's own shutdown: peers must know that this worker is leaving.
-        stopping = getattr(self.config.routed_app, "stopping", None)
-        if stopping is not None:
-            stopping()
-        await super().shutdown(sockets=sockets)
 
 
 class SupervisorLink:
