@@ -76,6 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = homing_command.main(args=arguments, prog_name="homing", standalone_mode=False)
     except click.exceptions.Exit as error:
         code = error.exit_code
+    except click.UsageError as error:
+        _say(f"{error.format_message()} (see {error.ctx.command_path if error.ctx else 'homing'} --help)")
+        code = error.exit_code
     except click.ClickException as error:
         _say(error.format_message())
         code = error.exit_code

@@ -8,6 +8,7 @@ Not here: what serves (`homing.runtime`), and errors on their way to stderr (`ma
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -31,15 +33,12 @@ from homing.runtime.config import RunConfig
 from homing.runtime.server_directory import open_server_directory
 from homing.runtime.supervisor import raise_open_files_limit, serve
 from homing.runtime.underneath import check_uvicorn
-from homing.runtime.worker import HomingServer
+from homing.runtime.worker import HomingServer, Loaded, Ready
 
 logger = logging.getLogger(__name__)
 
 WORKER_HEALTHCHECK_SECONDS: Final = 30
 """uvicorn's 5 s would kill a worker, and all its sessions, for one long step that holds the interpreter's lock."""
-
-_SPECS = "header:NAME, cookie:NAME, signed-cookie:NAME:KEY, query:NAME, path:/sessions/{session}, body:a.b@/route, mcp-handle:NAME[@/route]"
-
 
 class _OwnOption(click.Option):
     """An option of homing's own: shown first, and not read from uvicorn's environment variables."""
@@ -54,7 +53,7 @@ def _own_options() -> list[click.Parameter]:
             ["--session", "sessions"],
             metavar="SPEC",
             multiple=True,
-            help=f"Where requests name their session; the first of several that names one decides. SPEC is one of {_SPECS}.",
+            help="Where requests name their session (see above); the first of several that names one decides.",
         ),
         _OwnOption(
             ["--learn"],
@@ -149,7 +148,7 @@ class _RunCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Sessions": [], "Server (as for uvicorn)": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 groups["Sessions" if isinstance(parameter, _OwnOption) else "Server (as for uvicorn)"].append(record)
         for name, records in groups.items():
@@ -165,6 +164,17 @@ def _run(**given: Any) -> None:
     \b
     homing run shop:app --workers 4 --session cookie:cart
     homing run server:mcp --workers 4 --preset mcp
+
+    SPEC, a place where a session is named, is one of
+
+    \b
+    header:NAME                that header
+    cookie:NAME                the text of that cookie
+    signed-cookie:NAME:KEY     KEY in Starlette's signed session cookie
+    query:NAME                 that query parameter
+    path:/sessions/{session}   that segment of the path
+    body:a.b@/route            that field of the JSON body on that route
+    mcp-handle:NAME[@/route]   that argument of an MCP tool call
     """
     ctx = click.get_current_context()
     check_uvicorn()
@@ -227,6 +237,10 @@ def _refuse_what_cannot_work(
         )
     if server["http2"] and server["http"] != "zttp":
         raise ConfigurationError("--http2 needs --http zttp (and the package zttp)")
+    if not 0 <= server["port"] <= 65535:
+        raise ConfigurationError(f"--port {server['port']}: use a number from 1 to 65535, or 0 for any free port")
+    if server["ssl_keyfile"] and not server["ssl_certfile"]:
+        raise ConfigurationError("--ssl-keyfile needs --ssl-certfile too")
     if own["no_sessions"]:
         unwanted = [name for name in ("sessions", "learn", "starts", "ends", "preset", "scatter") if own[name]]
         if unwanted:
@@ -306,28 +320,29 @@ def _secret(variable: str | None) -> str | None:
 
 
 def _serve_many(config: RunConfig, run_dir: str | None) -> None:
-    listener = config.bind_socket()
-    try:
-        with listener:
-            if config.routing is None:
-                _announce(config, None)
-                serve(config, [listener])
-                return
-            with open_server_directory(run_dir) as path:
-                config.routing = replace(config.routing, socket_dir=path)
-                _announce(config, path)
-                serve(config, [listener])
-    except KeyboardInterrupt:
-        pass
+    with contextlib.ExitStack() as stack:
+        path = None
+        if config.routing is not None:
+            path = stack.enter_context(open_server_directory(run_dir))
+            config.routing = replace(config.routing, socket_dir=path)
+        listener = stack.enter_context(config.bind_socket())
+
+        def announce() -> None:
+            config.announce_address(listener)
+            _announce(config, path)
+
+        # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(config, [listener], announce)
 
 
 def _serve_one(config: RunConfig) -> None:
     raise_open_files_limit()
-    server = HomingServer(config)
-    _announce(config, None)
+    server = HomingServer(config, partial(_told, config))
     try:
         if config.should_reload:
             with config.bind_socket() as listener:
+                config.announce_address(listener)
                 ChangeReload(config, target=server.run, sockets=[listener]).run()
             return
         config.check_address()
@@ -341,6 +356,11 @@ def _serve_one(config: RunConfig) -> None:
         raise
     if not server.started:
         raise StartupError("the server stopped before it could serve")
+
+
+def _told(config: RunConfig, what: Loaded | Ready) -> None:
+    if isinstance(what, Loaded):
+        _announce(config, None)
 
 
 def _announce(config: RunConfig, run_dir: str | None) -> None:
@@ -365,4 +385,6 @@ def _how_sessions_are_named(routing: RoutingOptions | None) -> str:
     if routing.preset:
         named.append(f"preset {routing.preset}")
     named += [f"learned from {spec}" for spec in routing.learn]
-    return f"sessions named by {', '.join(named)}" if named else "sessions as the app itself declares them"
+    if named:
+        return f"sessions named by {', '.join(named)}"
+    return "which holds every session" if routing.workers == 1 else "sessions as the app itself declares them"

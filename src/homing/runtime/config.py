@@ -13,7 +13,6 @@ import copy
 import logging
 import os
 import socket
-from collections.abc import Callable
 from typing import Any, Literal
 
 from uvicorn.config import HTTP_PROTOCOLS, LOG_LEVELS, LOGGING_CONFIG, Config
@@ -68,8 +67,15 @@ class RunConfig(Config):
             super().load()
         except HomingError:
             raise
+        except (OSError, AssertionError) as error:
+            if not self.is_ssl:
+                raise
+            raise StartupError(
+                f"cannot use the TLS files {self.ssl_certfile}, {self.ssl_keyfile or 'no key file'}: {error}; "
+                "see --ssl-certfile and --ssl-keyfile"
+            ) from error
         except Exception as error:
-            # Certificates, protocol classes and the like: they name what is wrong themselves.
+            # Protocol classes that are not installed and the like: they name what is wrong themselves.
             raise StartupError(f"cannot start: {type(error).__name__}: {error}") from error
 
     def load_app(self) -> Any:
@@ -100,34 +106,24 @@ class RunConfig(Config):
             raise ConfigurationError(_no_sessions_line(self.workers, loaded.mcp))
         return loaded.app
 
-    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """uvicorn's, checked to make event loops of asyncio's kind: the router needs one.
+    def check_loop(self) -> None:
+        """See that the event loop is of asyncio's kind: the router needs one.
 
         Raises:
             ConfigurationError: the loop cannot be loaded, or is of another kind.
         """
-        if ":" in self.loop:
-            try:
-                factory: Any = import_from_string(self.loop)
-            except (ImportFromStringError, ImportError) as error:
-                raise ConfigurationError(f"--loop {self.loop}: {error}") from error
-        else:
-            try:
-                factory = super().get_loop_factory()
-            except ImportError as error:
-                raise ConfigurationError(f"--loop {self.loop}: {error}; install it, or use --loop auto") from error
+        try:
+            factory: Any = import_from_string(self.loop) if ":" in self.loop else self.get_loop_factory()
+        except (ImportFromStringError, ImportError) as error:
+            raise ConfigurationError(f"--loop {self.loop}: {error}; install it, or use --loop auto") from error
         if factory is None:
-            return None
-
-        def checked() -> asyncio.AbstractEventLoop:
-            loop = factory()
-            if not isinstance(loop, asyncio.AbstractEventLoop):
-                raise ConfigurationError(
-                    f"--loop {self.loop} makes a {type(loop).__name__}, which is no asyncio event loop; use --loop auto"
-                )
-            return loop
-
-        return checked
+            return
+        loop = factory()
+        if not isinstance(loop, asyncio.AbstractEventLoop):
+            raise ConfigurationError(
+                f"--loop {self.loop} makes a {type(loop).__name__}, which is no asyncio event loop; use --loop auto"
+            )
+        loop.close()
 
     def bind_socket(self) -> socket.socket:
         """The public socket, bound and not yet listening: each worker listens once its app has started.
@@ -137,14 +133,17 @@ class RunConfig(Config):
         """
         if self.uds is not None:
             return _bind_unix(self.uds)
-        listener = _bind_tcp(self.host, self.port)
+        return _bind_tcp(self.host, self.port)
+
+    def announce_address(self, listener: socket.socket) -> None:
+        """Log where a bound socket is reached, in uvicorn's words: people and tools look for them."""
+        log = logging.getLogger("uvicorn.error")
+        if self.uds is not None:
+            log.info("Uvicorn running on unix socket %s (Press CTRL+C to quit)", self.uds)
+            return
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "https" if self.is_ssl else "http"
-        # uvicorn's words: people and tools look for them.
-        logging.getLogger("uvicorn.error").info(
-            "Uvicorn running on %s://%s:%d (Press CTRL+C to quit)", scheme, host, listener.getsockname()[1]
-        )
-        return listener
+        log.info("Uvicorn running on %s://%s:%d (Press CTRL+C to quit)", scheme, host, listener.getsockname()[1])
 
     def check_address(self) -> None:
         """Say early that the address cannot be had, where uvicorn itself binds it only after the app has started.
@@ -178,7 +177,6 @@ def _bind_unix(path: str) -> socket.socket:
         raise StartupError(
             f"cannot serve on --uds {path}: {error.strerror or error}; remove it if no server uses it, or name another path"
         ) from error
-    logging.getLogger("uvicorn.error").info("Uvicorn running on unix socket %s (Press CTRL+C to quit)", path)
     listener.set_inheritable(True)
     return listener
 

@@ -19,7 +19,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import Pipe, connection
 from typing import Final
@@ -30,7 +30,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
-from homing.runtime.worker import Failed, Ready, WorkerMain, raise_failure
+from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Worker:
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
         self._pinged_at: float | None = None
+        self.loaded = False
         self.ready = False
         self.failed: Failed | None = None
         self.stopping = False
@@ -86,7 +87,9 @@ class Worker:
             while not self._link.closed and self._link.poll(0):
                 message = self._link.recv()
                 self._pinged_at = None
-                if isinstance(message, Ready):
+                if isinstance(message, Loaded):
+                    self.loaded = True
+                elif isinstance(message, Ready):
                     self.ready = True
                 elif isinstance(message, Failed):
                     self.failed = message
@@ -139,17 +142,19 @@ class _Slot:
 class Supervisor(Multiprocess):
     """Run a server's workers until a signal says to stop.
 
-    Borrows `sockets`; owns its workers.
+    Borrows `sockets`; owns its workers. `announce` is called once, when the first worker has loaded the app: what cannot
+    be loaded ends in one line, with nothing said before it.
     """
 
     config: RunConfig
 
-    def __init__(self, config: RunConfig, sockets: list[socket.socket]) -> None:
+    def __init__(self, config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
         # Where SIGTTIN and SIGTTOU add and remove workers, `processes_num` is the count.
         super().__init__(config, sockets)
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
         self._to_restart: list[_Slot] = []
+        self._announce: Callable[[], None] | None = announce
         self._all_were_ready = False
         self._failure: Failed | None = None
 
@@ -186,6 +191,9 @@ class Supervisor(Multiprocess):
         for slot in self._slots:
             self._look_at(slot)
         self._go_on_restarting()
+        if self._announce is not None and any(worker.loaded for worker in self._workers()):
+            self._announce()
+            self._announce = None
         if not self._all_were_ready and all(slot.worker is not None and slot.worker.ready for slot in self._slots):
             self._all_were_ready = True
             logger.info("all %d workers are ready", len(self._slots))
@@ -200,7 +208,8 @@ class Supervisor(Multiprocess):
         if worker.ready:
             slot.failures = 0
         if worker.exit_code is None:
-            if not worker.is_hung(self.config.timeout_worker_healthcheck):
+            # One that still starts may be slow to answer: importing an app can take minutes.
+            if not worker.ready or not worker.is_hung(self.config.timeout_worker_healthcheck):
                 return
             logger.error(
                 "worker [%d] did not answer within %d s and is killed; its sessions are gone",
@@ -362,14 +371,14 @@ def _startup_line(pid: int, exit_code: int | None) -> str:
     return f"worker [{pid}] exited before it could serve ({_exit_text(exit_code)})"
 
 
-def serve(config: RunConfig, sockets: list[socket.socket]) -> None:
-    """Run the workers of `config` on `sockets` until a signal stops the server.
+def serve(config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
+    """Run the workers of `config` on `sockets` until a signal stops the server. `announce`: as for `Supervisor`.
 
     Raises:
         ConfigurationError, StartupError: as `Supervisor.run`.
     """
     raise_open_files_limit()
     try:
-        Supervisor(config, sockets).run()
+        Supervisor(config, sockets, announce).run()
     except OSError as error:
         raise StartupError(f"cannot start a worker: {error}") from error

@@ -1,7 +1,7 @@
 """One serving process: uvicorn's server, what it tells its supervisor, and its end when the supervisor is gone.
 
 A worker and its supervisor share one pair of connected sockets and nothing else. The supervisor sends `ping`; the worker
-sends `Ready`, `Pong` and `Failed`. Its end is the other's death: a worker whose supervisor was killed stops within
+sends `Loaded`, `Ready`, `Pong` and `Failed`. Its end is the other's death: a worker whose supervisor was killed stops within
 `ORPHAN_SECONDS`, since nobody is left who could restart it or remove its directory.
 
 Not here: starting and replacing workers (`supervisor.py`).
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from socket import socket
@@ -29,9 +30,14 @@ from homing.runtime.config import RunConfig, address_line
 logger = logging.getLogger(__name__)
 
 USAGE_EXIT_CODE: Final = 2
-ORPHAN_SECONDS: Final = 4.5
-"""How long a worker outlives its supervisor, at most: requests in flight may end for three seconds of it."""
-_ORPHAN_GRACE_SECONDS: Final = 3.0
+ORPHAN_SECONDS: Final = 4.0
+"""How long a worker outlives its supervisor, at most: requests in flight may end for 2.5 s of it."""
+_ORPHAN_GRACE_SECONDS: Final = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The app was loaded and can be routed; its start-up follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +73,20 @@ def raise_failure(failed: Failed) -> None:
 
 
 class HomingServer(Server):
-    """uvicorn's server, which tells its supervisor when it serves, and says which port it could not have."""
+    """uvicorn's server, which also says when the app is loaded and when it serves, and which port it could not have."""
 
     config: RunConfig
 
-    def __init__(self, config: RunConfig, link: SupervisorLink | None = None) -> None:
+    def __init__(self, config: RunConfig, told: Callable[[Loaded | Ready], None]) -> None:
         super().__init__(config)
-        self._link = link
+        self._tell = told
+
+    def run(self, sockets: list[socket] | None = None) -> None:
+        self.config.check_loop()
+        super().run(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        self._tell(Loaded())
         try:
             await super().startup(sockets=sockets)
         except OSError as error:
@@ -84,8 +95,8 @@ class HomingServer(Server):
                 raise
             await self.lifespan.shutdown()
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
-        if self._link is not None and self.started:
-            self._link.send(Ready())
+        if self.started:
+            self._tell(Ready())
 
 
 class SupervisorLink:
@@ -95,7 +106,7 @@ class SupervisorLink:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ready | Pong | Failed) -> None:
+    def send(self, message: Loaded | Ready | Pong | Failed) -> None:
         """Tell the supervisor; it may be gone, which `answer_until_closed` notices."""
         with self._lock:
             try:
@@ -122,7 +133,7 @@ class WorkerMain:
 
     def __call__(self, sockets: list[socket] | None = None) -> None:
         link = SupervisorLink(self._connection)
-        server = HomingServer(self._config, link)
+        server = HomingServer(self._config, link.send)
         threading.Thread(target=_live_with_supervisor, args=(link, server), name="homing-link", daemon=True).start()
         try:
             server.run(sockets)
