@@ -29,7 +29,7 @@ format: setup
 	.venv/bin/ruff check --fix .
 
 bench: setup
-	$(PYTHON) -m benchmarks
+	$(PYTHON) -m benchmarks.forwarding.run
 
 clean:
 	rm -rf .venv .venv-* dist build

@@ -1,4 +1,4 @@
-"""`homing demo`: one app that keeps a dict in memory, under plain `uvicorn --workers` and under `homing run`, side by side.
+"""`homing demo`: one app that keeps a dict in memory, under plain `uvicorn --workers` and under `homing run`.
 
 Both servers are real processes on ports of their own, and the client opens a new connection for every call, as clients
 behind proxies do. The measure: how many calls were answered with the session's own count.
@@ -244,7 +244,7 @@ async def _call(port: int, method: str, path: str, cookie: str | None) -> tuple[
         key, _, value = header.partition(":")
         if key.lower() == "set-cookie":
             set_cookie = value.strip().partition(";")[0]
-    status = int((status_line.split(" ", 2) + ["", ""])[1])
+    status = int([*status_line.split(" ", 2), "", ""][1])
     return status, json.loads(body) if status == 200 else {}, set_cookie
 
 

@@ -1,7 +1,7 @@
 """The app of `homing demo`: a dict in memory, as thousands of small servers have one.
 
-Each session counts its own calls. An unknown session is not refused but found empty, as `setdefault` finds it: served by
-the wrong process, the app answers 200 with wrong data and never fails.
+Each session counts its own calls. An unknown session is not refused but found empty, as `setdefault` finds it: served
+by the wrong process, the app answers 200 with wrong data and never fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COOKIE = b"visit"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """`POST /count` → `{"count": n, "worker": pid}`, n being the session's calls so far; `GET /worker` names no session."""
+    """`POST /count` → `{"count": n, "worker": pid}`, n: the session's calls so far; `GET /worker` names no session."""
     if scope["type"] != "http":
         raise RuntimeError("this app speaks HTTP only")
     while (await receive()).get("more_body", False):

@@ -2,7 +2,7 @@
 
 The invariant: a mistake of the user's ends in one line that says what and what to do, never in a traceback.
 
-Not here: the commands (`run.py`, `demo.py`; `homing rl` and `homing web` come through the entry points `homing.commands`).
+Not here: the commands (`run.py`, `demo.py`; `homing rl` and `homing web` come through entry points).
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ def _added() -> dict[str, EntryPoint]:
 
 
 @click.command(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False, invoke_without_command=True
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=False,
+    invoke_without_command=True,
 )
 @click.version_option(homing.__version__, prog_name="homing", message="%(prog)s %(version)s")
 @click.pass_context
 def homing_command(ctx: click.Context) -> None:
-    """Several workers of one stateful server behave like one: every request reaches the worker that holds its session."""
+    """Several workers of one stateful server behave like one: each request reaches the worker that holds its session."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

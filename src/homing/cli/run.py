@@ -40,11 +40,13 @@ logger = logging.getLogger(__name__)
 WORKER_HEALTHCHECK_SECONDS: Final = 30
 """uvicorn's 5 s would kill a worker, and all its sessions, for one long step that holds the interpreter's lock."""
 
+
 class _OwnOption(click.Option):
     """An option of homing's own: shown first, and not read from uvicorn's environment variables."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, allow_from_autoenv=False, **settings)
+        super().__init__(*arguments, **settings)
+        self.allow_from_autoenv = False
 
 
 def _own_options() -> list[click.Parameter]:
@@ -118,7 +120,7 @@ def _own_options() -> list[click.Parameter]:
         _OwnOption(
             ["--scatter"],
             is_flag=True,
-            help="Test mode: every request first lands on a wrong worker, to see that the app works when all are forwarded.",
+            help="Test mode: every request first lands on a wrong worker, to see that the app works when forwarded.",
         ),
         _OwnOption(
             ["--no-sessions"], is_flag=True, help="Several workers without routing: any worker serves any request."
@@ -217,7 +219,9 @@ def _count_workers(given: int | None) -> int:
         try:
             given = int(text)
         except ValueError as error:
-            raise ConfigurationError(f"WEB_CONCURRENCY is {text!r}: set it to a number of workers, or unset it") from error
+            raise ConfigurationError(
+                f"WEB_CONCURRENCY is {text!r}: set it to a number of workers, or unset it"
+            ) from error
     if given < 1:
         raise ConfigurationError(f"{given} workers cannot serve anything: use --workers 1 or more")
     return given
@@ -244,7 +248,9 @@ def _refuse_what_cannot_work(
     if own["no_sessions"]:
         unwanted = [name for name in ("sessions", "learn", "starts", "ends", "preset", "scatter") if own[name]]
         if unwanted:
-            raise ConfigurationError("--no-sessions leaves nothing to route: leave out it, or the options about sessions")
+            raise ConfigurationError(
+                "--no-sessions leaves nothing to route: leave out it, or the options about sessions"
+            )
     if workers == 1:
         return
     if server["reload"]:
@@ -270,7 +276,9 @@ def _config(ctx: click.Context, given: Mapping[str, Any], workers: int) -> RunCo
     known = inspect.signature(Config).parameters
     for name in [name for name in options if name not in known]:
         if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
-            raise ConfigurationError(f"this homing cannot pass on --{name.replace('_', '-')} of uvicorn {uvicorn.__version__}")
+            raise ConfigurationError(
+                f"this homing cannot pass on --{name.replace('_', '-')} of uvicorn {uvicorn.__version__}"
+            )
         options.pop(name)
     sys.path.insert(0, app_dir)
     try:
@@ -311,7 +319,7 @@ def _secret(variable: str | None) -> str | None:
     if not secret:
         state = "is empty" if secret == "" else "is not set"
         raise ConfigurationError(
-            f"--secret-env {variable}: that environment variable {state}; set it to the secret that signs the app's cookie"
+            f"--secret-env {variable}: that environment variable {state}; set it to what signs the app's cookie"
         )
     return secret
 
@@ -370,8 +378,8 @@ def _announce(config: RunConfig, run_dir: str | None) -> None:
     logger.info("homing %s: %s, %s%s", homing.__version__, workers, _how_sessions_are_named(config.routing), where)
     if config.limit_max_requests is not None:
         logger.warning(
-            "--limit-max-requests %d: a worker ends after it has accepted so many requests (a forwarded one counts where "
-            "it was accepted), and its sessions end with it",
+            "--limit-max-requests %d: a worker ends after it has accepted so many requests (a forwarded one counts "
+            "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
     if config.routing is not None and config.routing.scatter:

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from uvicorn._compat import iscoroutinefunction
 from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.middleware.asgi2 import ASGI2Middleware
-from uvicorn.middleware.wsgi import WSGIMiddleware
+from uvicorn.middleware.wsgi import WSGIMiddleware  # type: ignore[attr-defined]  # chosen there at import, so not re-exported
 
 from homing.errors import StartupError
 from homing.types import ASGIApp
@@ -69,7 +69,7 @@ def load(app: object, *, factory: bool, interface: Interface, host: str) -> Load
         found = _mcp_app(name, found, host)
     if not callable(found):
         raise StartupError(
-            f"{name} is of type {type(found).__name__}: name an ASGI app, a function that makes one, or an MCP server object"
+            f"{name} is of type {type(found).__name__}: name an ASGI app, a function that makes one, or an MCP server"
         )
     if interface == "auto":
         interface = "asgi3" if _is_asgi3(found) else "asgi2"
@@ -100,7 +100,11 @@ def _import(name: str) -> object:
         return import_from_string(name)
     except ImportFromStringError as error:
         where = sys.path[0] or os.getcwd()
-        hint = f"it was looked for from {where}, which --app-dir changes" if module not in sys.modules else "check its name"
+        hint = (
+            f"it was looked for from {where}, which --app-dir changes"
+            if module not in sys.modules
+            else "check its name"
+        )
         raise StartupError(f"cannot load {name}: {str(error).rstrip('.')}; {hint}") from error
     except SystemExit as error:
         raise StartupError(f"cannot load {name}: importing it ended the process (exit code {error.code!r})") from error
@@ -145,7 +149,7 @@ def _is_mcp_server(candidate: object) -> bool:
 
 
 def _mcp_app(name: str, server: object, host: str) -> object:
-    """The server's Streamable HTTP app. fastmcp's FastMCP has `http_app`; the official SDK's servers `streamable_http_app`."""
+    """The server's Streamable HTTP app: `http_app` of fastmcp's servers, `streamable_http_app` of the official SDK's."""
     method = next(m for m in _MCP_METHODS if callable(getattr(server, m, None)))
     make = cast("Callable[..., object]", getattr(server, method))
     arguments: dict[str, Any] = {}

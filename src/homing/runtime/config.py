@@ -1,4 +1,4 @@
-"""uvicorn's configuration with an app that is loaded through homing's router; picklable, so workers can be spawned with it.
+"""uvicorn's configuration, with an app that is loaded through homing's router; picklable, for spawned workers.
 
 From the outside in: uvicorn's proxy headers (so the client's address is resolved where the request was accepted), the
 router, and the app as ASGI 3, whatever it was written as.
@@ -175,7 +175,7 @@ def _bind_unix(path: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartupError(
-            f"cannot serve on --uds {path}: {error.strerror or error}; remove it if no server uses it, or name another path"
+            f"cannot serve on --uds {path}: {error.strerror or error}; remove it if no server uses it, or name another"
         ) from error
     listener.set_inheritable(True)
     return listener
@@ -184,7 +184,7 @@ def _bind_unix(path: str) -> socket.socket:
 def address_line(error: Exception, host: str, port: int) -> str:
     """The line for an address that cannot be had."""
     reason = getattr(error, "strerror", None) or str(error)
-    return f"cannot serve on port {port} of {host}: {reason}; stop what uses it, or choose another with --port (0: any free one)"
+    return f"cannot serve on port {port} of {host}: {reason}; stop what uses it, or choose another --port (0: any)"
 
 
 def _uses_httptools(http: str) -> bool:

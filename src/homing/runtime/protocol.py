@@ -1,7 +1,7 @@
 """What the public socket's HTTP protocol notes for the router: where a request's head ended, and how to abort it.
 
 uvicorn with httptools appends a request's trailers to the list of headers that the app sees; a trailer never names a
-session, so the length of the head is kept. Aborting makes a cut reply look cut where closing could make it look complete.
+session, so the length of the head is kept. Aborting makes a cut reply look cut where closing might not.
 
 Not here: other protocols. Under h11 or zttp neither key is set, and all headers count.
 """

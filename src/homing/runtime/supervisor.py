@@ -1,7 +1,7 @@
 """The process that starts a server's workers, watches them, replaces them and stops them.
 
-A small subclass of uvicorn's supervisor: its signals and its words, with three differences. A worker that does not answer
-never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is tried
+A small subclass of uvicorn's supervisor: its signals and its words, with three differences. A worker that does not
+answer never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is tried
 again while the other workers keep their sessions (uvicorn stops the whole server). A rolling restart goes on beside
 everything else, however long an old worker drains.
 
@@ -49,7 +49,7 @@ def raise_open_files_limit() -> None:
 
 
 class Worker:
-    """A worker process as its supervisor sees it. Owns the process and this end of the link; `close` when it has exited."""
+    """A worker process as its supervisor sees it. Owns the process and this end of the link; `close` once it exited."""
 
     def __init__(self, config: RunConfig, sockets: list[socket.socket]) -> None:
         self._link, theirs = Pipe()
@@ -142,8 +142,8 @@ class _Slot:
 class Supervisor(Multiprocess):
     """Run a server's workers until a signal says to stop.
 
-    Borrows `sockets`; owns its workers. `announce` is called once, when the first worker has loaded the app: what cannot
-    be loaded ends in one line, with nothing said before it.
+    Borrows `sockets`; owns its workers. `announce` is called once, when the first worker has loaded the app: what
+    cannot be loaded ends in one line, with nothing said before it.
     """
 
     config: RunConfig

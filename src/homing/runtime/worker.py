@@ -1,8 +1,8 @@
 """One serving process: uvicorn's server, what it tells its supervisor, and its end when the supervisor is gone.
 
-A worker and its supervisor share one pair of connected sockets and nothing else. The supervisor sends `ping`; the worker
-sends `Loaded`, `Ready`, `Pong` and `Failed`. Its end is the other's death: a worker whose supervisor was killed stops within
-`ORPHAN_SECONDS`, since nobody is left who could restart it or remove its directory.
+A worker and its supervisor share one pair of connected sockets and nothing else. The supervisor sends `ping`; the
+worker sends `Loaded`, `Ready`, `Pong` and `Failed`. Its end is the other's death: a worker whose supervisor was killed
+stops within `ORPHAN_SECONDS`, since nobody is left who could restart it or remove its directory.
 
 Not here: starting and replacing workers (`supervisor.py`).
 """
