@@ -64,7 +64,7 @@ def _added() -> dict[str, EntryPoint]:
 @click.version_option(homing.__version__, prog_name="homing", message="%(prog)s %(version)s")
 @click.pass_context
 def homing_command(ctx: click.Context) -> None:
-    """Several workers of one stateful server behave like one: each request reaches the worker that holds its session."""
+    """Several workers of one stateful server behave like one: each request reaches the worker with its session."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -149,7 +149,7 @@ def _is_mcp_server(candidate: object) -> bool:
 
 
 def _mcp_app(name: str, server: object, host: str) -> object:
-    """The server's Streamable HTTP app: `http_app` of fastmcp's servers, `streamable_http_app` of the official SDK's."""
+    """The server's Streamable HTTP app: by `http_app` in fastmcp, by `streamable_http_app` in the official SDK."""
     method = next(m for m in _MCP_METHODS if callable(getattr(server, m, None)))
     make = cast("Callable[..., object]", getattr(server, method))
     arguments: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """The process that starts a server's workers, watches them, replaces them and stops them.
 
 A small subclass of uvicorn's supervisor: its signals and its words, with three differences. A worker that does not
-answer never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is tried
-again while the other workers keep their sessions (uvicorn stops the whole server). A rolling restart goes on beside
-everything else, however long an old worker drains.
+answer never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is
+tried again while the other workers keep their sessions (uvicorn stops the whole server). A rolling restart goes on
+beside everything else, however long an old worker drains.
 
 The invariant: when `serve` returns or raises, no worker is left.
 
