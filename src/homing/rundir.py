@@ -376,7 +376,7 @@ class Life:
 
 
 class RunDirectory:
-    """A run directory, held open: all in it is reached through one descriptor, so another at its path cannot pose as it.
+    """A run directory, held open: all in it is reached through one descriptor, so no other at its path can pose as it.
 
     Holds a shared lock on the directory, which cleaners of temp directories respect. In a forked child it is closed.
     """
