@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.routing.middleware import ABORT_SCOPE_KEY, HEAD_LENGTH_SCOPE_KEY
+from homing.identity import HEAD_LENGTH_SCOPE_KEY
+from homing.routing.middleware import ABORT_SCOPE_KEY
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):
