@@ -37,6 +37,7 @@ class RoutedRequest:
     """
 
     __slots__ = (
+        "_arrived",
         "_ended",
         "_entered",
         "_owned",
@@ -52,6 +53,9 @@ class RoutedRequest:
     def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None, scope: Scope) -> None:
         self._worker = worker
         self._scope = scope
+        # The request as it came: an app that mounts others, or strips a prefix, may change its scope in place, and then
+        # a start would no longer be seen as one.
+        self._arrived = dict(scope)
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
@@ -83,11 +87,12 @@ class RoutedRequest:
         self._entered.append(serving)
 
     def acquire(self) -> None:
-        """Record this worker as the owner of the session minted for this request, before its ID leaves.
+        """Record this worker as the owner of the session minted for this request, before its ID leaves: a use of it.
 
         Raises:
             SessionNotRecordedError: it could not be recorded; the reply becomes a 500 without cookie.
         """
+        self.used = True
         if self._owned or self._worker is None or self.session_id is None:
             return
         self._record(self.session_id)
@@ -121,6 +126,10 @@ class RoutedRequest:
             logger.warning("session not recorded: %s", self.unrecorded)
             raise self.unrecorded from error
 
+    def makes_known(self, status: int) -> bool:
+        """Whether a reply with this status may carry the session's ID: the session was used, or is started by it."""
+        return self.used or (self.named.start and succeeded(self._arrived, status))
+
     def end(self) -> None:
         """This request's session has ended; its owner is kept for the close retry window."""
         self._ended = True
@@ -151,18 +160,23 @@ class RoutedRequest:
             worker.path_keys.unbind(session_id)
 
     def _leave_session(self, worker: Worker, session_id: SessionId, status: int | None) -> None:
-        turned = succeeded(self._scope, status) and (self.named.start or self.named.end)
+        if not worker.owners.mine(session_id):
+            return  # taken meanwhile from a worker that was thought dead: its lifetime is not kept here
+        turned = succeeded(self._arrived, status) and (self.named.start or self.named.end)
         # A record acquired for this very request goes at once if the request left nothing behind.
-        ended = self._ended or (turned and self.named.end)
+        ended = self._ended or bool(self._scope.get(ENDED_SCOPE_KEY)) or (turned and self.named.end)
         if ended:
-            self._scope[ENDED_SCOPE_KEY] = True
+            self._arrived[ENDED_SCOPE_KEY] = True
         if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, self._scope, status)
+            worker.lifetimes.served(session_id, self._arrived, status)
         if self.used and not worker.lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
             worker.lifetimes.opened(session_id)
         if ended:
             worker.path_keys.unbind(session_id)
+        elif self.named.start_path_key is not None:
+            refused = status is not None and not turned
+            worker.path_keys.seeded(session_id, refused=refused, others=worker.owners.served_now(session_id) - 1)
 
 
 # A touch is a request on no route: it neither starts nor ends the session, whatever route the handler is on.
