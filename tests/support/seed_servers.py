@@ -70,6 +70,19 @@ class StripRollout:
         await self.app(scope, receive, send)
 
 
+class NotePaths:
+    """Appends the path of each request that came as far as the app."""
+
+    def __init__(self, app: ASGIApp, paths: list[str]) -> None:
+        self.app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._paths.append(scope["path"])
+        await self.app(scope, receive, send)
+
+
 # --- a resources server ---
 
 
@@ -116,11 +129,6 @@ def resources_app(clock: ManualClock) -> FastAPI:
     """A counter in the seeds' way. `request.session["session_id"]` is the ID its state is kept under."""
     app = FastAPI()
     state = app.state.resources = Resources(clock)
-
-    @app.middleware("http")
-    async def note(request: Request, call_next: Callable[[Request], Any]) -> Any:
-        state.handled.append(request.url.path)
-        return await call_next(request)
 
     @app.get("/")
     async def health(request: Request) -> Response:
@@ -233,6 +241,7 @@ def resources_app(clock: ManualClock) -> FastAPI:
         return JSONResponse({"session_id": request.session["session_id"]})
 
     app.mount("/games", mounted)
+    app.add_middleware(NotePaths, paths=state.handled)
     app.add_middleware(StripRollout)
     app.add_middleware(SessionMiddleware, secret_key=SECRET, session_cookie=COOKIE)
     return app
@@ -297,11 +306,6 @@ def agent_app(clock: ManualClock) -> FastAPI:
         episode = body.get("episode_id")
         return episode.get("rollout_id") if isinstance(episode, dict) else None
 
-    @app.middleware("http")
-    async def note(request: Request, call_next: Callable[[Request], Any]) -> Any:
-        agent.handled.append(request.url.path)
-        return await call_next(request)
-
     @app.get("/")
     async def health(request: Request) -> Response:
         return _reply(request)
@@ -351,6 +355,7 @@ def agent_app(clock: ManualClock) -> FastAPI:
         running = [each for each in agent.records.values() if each["state"] == "open" and each["rollout"] == rollout]
         return _reply(request, stopped=bool(running))
 
+    app.add_middleware(NotePaths, paths=agent.handled)
     app.add_middleware(StripRollout)
     app.add_middleware(SessionMiddleware, secret_key=SECRET, session_cookie=COOKIE)
     return app
