@@ -26,7 +26,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from itsdangerous import TimestampSigner, URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
 
-from homing import AGENT, RESOURCES, SESSION_OWNERS_DIR, install_session_routing
+from homing import (
+    AGENT,
+    RESOURCES,
+    SESSION_ACQUIRE_SCOPE_KEY,
+    SESSION_ID_SCOPE_KEY,
+    SESSION_OWNERS_DIR,
+    install_session_routing,
+)
 from homing.lifetime.records import OwnershipReleaser
 from homing.routes import ROLLOUT_PATH_PREFIX
 from homing.routing import SessionRoutingMiddleware, Worker
@@ -182,7 +189,7 @@ def resources_app(clock: ManualClock) -> FastAPI:
     @app.post("/reset")
     async def reset(request: Request) -> Response:
         # It starts a session without looking at the mapping: the router tells it the ID.
-        session_id = request.scope["homing.session_id"]
+        session_id = request.scope[SESSION_ID_SCOPE_KEY]
         state.sessions[session_id] = {"episode": None, "count": 0}
         return _reply(request, session_id=session_id)
 
@@ -205,6 +212,14 @@ def resources_app(clock: ManualClock) -> FastAPI:
     @app.get("/peek")
     async def peek(request: Request) -> Response:
         return _reply(request, status=int(request.query_params.get("status", 200)), seen=request.session.get("nothing"))
+
+    @app.post("/acquire")
+    async def acquire(request: Request) -> Response:
+        # A handler that hands the ID out by itself, without the mapping.
+        request.scope[SESSION_ACQUIRE_SCOPE_KEY]()
+        session_id = request.scope[SESSION_ID_SCOPE_KEY]
+        owner = request.app.state.homing_router.worker.owners.owner(session_id)
+        return _reply(request, session_id=session_id, owner=owner)
 
     @app.post("/note")
     async def write(request: Request) -> Response:
@@ -362,6 +377,7 @@ def agent_app(clock: ManualClock) -> FastAPI:
 
 
 def install_agent(app: FastAPI, socket_dir: str | None, clock: ManualClock, **settings: Any) -> str | None:
+    settings.setdefault("drop", lambda session_id: app.state.agent.records.pop(session_id, None))
     return install_session_routing(
         app, AGENT, socket_dir, COOKIE, SECRET, agent_sessions=app.state.agent, **{"clock": clock, **settings}
     )

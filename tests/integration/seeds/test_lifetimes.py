@@ -139,6 +139,17 @@ async def test_forget_lets_a_failed_install_be_released_at_once(resources: SeedS
     assert resources.records() == 0
 
 
+async def test_lifetimes_of_nothing_are_falsy(resources: SeedServer) -> None:
+    owner = resources.workers[0]
+    lifetimes: Any = owner.router.lifetimes
+    assert (len(lifetimes), bool(lifetimes)) == (0, False)
+    await owner.post("/seed_session", EPISODE)
+    assert (len(lifetimes), bool(lifetimes)) == (1, True)
+    assert lifetimes.starts("/seed_session")
+    assert lifetimes.starts("/ng-rollout/r1/reset")
+    assert not lifetimes.starts("/verify")
+
+
 async def test_the_sweeper_releases_without_any_request(run_directory: str) -> None:
     async with seed_server("resources", directory=run_directory, count=1) as served:
         (worker,) = served.workers

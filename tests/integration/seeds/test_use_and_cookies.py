@@ -81,6 +81,13 @@ async def test_a_start_names_its_session_though_its_handler_did_not_look_at_it(r
     assert other.owner(minted(reply)) == owner.id
 
 
+async def test_a_handler_may_acquire_its_minted_session_before_its_reply(resources: SeedServer) -> None:
+    worker = resources.workers[0]
+    reply = await worker.post("/acquire", {})
+    assert reply.json() == {"worker": worker.id, "session_id": minted(reply), "owner": worker.id}
+    assert worker.owner(minted(reply)) == worker.id
+
+
 @pytest.mark.parametrize(("method", "path"), [("OPTIONS", "/reset"), ("GET", "/seed_session")])
 async def test_what_is_no_start_though_on_its_path_names_none(resources: SeedServer, method: str, path: str) -> None:
     reply = await resources.workers[0].call(method, path)

@@ -11,6 +11,8 @@ import httpx
 import pytest
 from tests.support.seed_servers import TOKEN_HEADER, TOKENS, SeedServer, cookie, cookie_content, set_cookies, token
 
+from homing import RESOURCES, mcp_token_session_id
+
 pytestmark = pytest.mark.anyio
 
 PREFIXES = ["", "/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"]
@@ -147,6 +149,21 @@ async def test_a_field_that_occurs_twice_is_refused(resources: SeedServer) -> No
     body = b'{"resources_session_id": "a", "resources_session_id": "b"}'
     reply = await resources.workers[0].call("POST", "/seed_session", content=body)
     assert (reply.status_code, reply.headers["homing-error"]) == (400, "duplicate_field")
+
+
+def test_the_routes_whose_bodies_are_read_match_below_a_rollout_prefix() -> None:
+    for prefix in PREFIXES:
+        for path in (RESOURCES.seed_path, RESOURCES.close_path):
+            assert RESOURCES.body_paths.fullmatch(prefix + path)
+    for path in ("/verify", "/seed_session/", "/x/seed_session", "/ng-rollout/a/b/c/seed_session", "/ng-rollout"):
+        assert not RESOURCES.body_paths.fullmatch(path)
+
+
+def test_a_token_with_a_bad_signature_names_no_session() -> None:
+    good = token("s1")[TOKEN_HEADER]
+    assert mcp_token_session_id(good, TOKENS) == "s1"
+    for bad in (good + "x", "", "nonsense", TOKENS.dumps({"tools": None}), TOKENS.dumps({"sid": 5}), TOKENS.dumps([])):
+        assert mcp_token_session_id(str(bad), TOKENS) is None
 
 
 # --- two places ---
