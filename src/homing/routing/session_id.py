@@ -57,6 +57,10 @@ class TrackedSession(Session):
         self.mark_accessed()
         return super().__eq__(other)
 
+    def __ne__(self, other: object) -> bool:
+        self.mark_accessed()
+        return super().__ne__(other)
+
     __hash__ = None  # type: ignore[assignment]  # as of every dict
 
     def __or__(self, other: Any) -> Any:
