@@ -386,7 +386,10 @@ def path(template: str) -> Source:
     """
     if "{session}" not in template:
         raise ConfigurationError(f"source 'path:{template}': it has no {{session}}: write 'path:/sessions/{{session}}'")
-    template_pattern(template)
+    try:
+        template_pattern(template)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"source 'path:{template}': {error}") from None
     return PathSource(template)
 
 
@@ -447,6 +450,8 @@ def parse_source(spec: str, *, secret: str | None = None) -> Source:
         return body(field, route)
     if kind == "mcp-handle":
         name, at, route = rest.partition("@")
+        if not name:
+            raise ConfigurationError(f"source {spec!r}: write 'mcp-handle:NAME' or 'mcp-handle:NAME@/mcp'")
         return mcp_handle(name, route) if at else mcp_handle(name)
     raise ConfigurationError(
         f"source {spec!r}: no such kind: write header:NAME, cookie:NAME, signed-cookie:NAME:KEY, query:NAME, "
