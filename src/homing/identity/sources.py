@@ -304,10 +304,15 @@ def query_value(name: str, query: bytes) -> str | None:
     Raises:
         BadRequestError: it has two different values, of which an app may take either.
     """
-    values = {value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name}
-    if len(values) > 1:
+    values = query_values(name, query)
+    if len(set(values)) > 1:
         raise BadRequestError("the query names its session twice, and differently")
-    return next(iter(values), None)
+    return values[0] if values else None
+
+
+def query_values(name: str, query: bytes) -> list[str]:
+    """Every value of one parameter of a query string, in order, decoded as Starlette decodes them."""
+    return [value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name]
 
 
 # --- as users write them ---

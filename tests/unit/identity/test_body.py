@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.identity_scopes import parts, receiving, request, whole_body
 
 from homing.errors import (
     BadRequestError,
@@ -22,7 +24,6 @@ from homing.identity import Named, SourcesIdentity
 from homing.identity.body import BodyReader
 from homing.routes import Routes
 from homing.types import Message, Receive
-from tests.support.identity_scopes import parts, receiving, request, whole_body
 
 IDENTITY = SourcesIdentity(["body:a.b@POST /start"], starts=Routes.parse(["POST /start"]), max_body_bytes=1_000)
 
@@ -60,7 +61,7 @@ def test_only_a_declared_route_has_its_body_read() -> None:
 def test_a_body_in_any_pieces_names_its_session_and_reaches_the_app_once(cuts: list[int], name: str) -> None:
     body = json.dumps({"x": [1, {"b": "no"}], "a": {"b": name}}).encode()
     at = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
-    pieces = [body[one:other] for one, other in zip(at, at[1:], strict=False)]
+    pieces = [body[one:other] for one, other in itertools.pairwise(at)]
     named, seen = read(*pieces)
     assert named == Named(name, start=True)  # type: ignore[arg-type]
     assert seen == body

@@ -5,11 +5,11 @@ import base64
 import json
 
 import pytest
+from tests.support.identity_scopes import parts, receiving, request, whole_body
 
 from homing.errors import DuplicateFieldError, SessionConflictError
 from homing.identity import Named, SourcesIdentity
 from homing.identity.handles import decode_param
-from tests.support.identity_scopes import parts, receiving, request, whole_body
 
 IDENTITY = SourcesIdentity(["mcp-handle:Basket"])
 

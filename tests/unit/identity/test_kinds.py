@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from itsdangerous import URLSafeSerializer
+from tests.support.identity_scopes import SetClock, handshake, parts, receiving, request, signed, whole_body
 
 from homing.errors import (
     BadOwnerHeaderError,
@@ -25,7 +26,6 @@ from homing.errors import (
 from homing.identity import AGENT, RESOURCES, KindIdentity, Named, SessionKind, mcp_token_session_id
 from homing.routes import Routes
 from homing.types import PATH, SESSION, key_digest
-from tests.support.identity_scopes import SetClock, handshake, parts, receiving, request, signed, whole_body
 
 SECRET = "a secret of thirty-two bytes or more"
 COOKIE = "Counter___srv"

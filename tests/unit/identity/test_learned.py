@@ -1,27 +1,28 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from homing.identity import Named, SourcesIdentity, signed_cookie
-from homing.identity.base import Learner
-from homing.routes import Routes
-from homing.types import Message
 from tests.support.identity_scopes import (
     SetClock,
     body_of,
     handshake,
-    leaving,
     learned,
+    leaving,
     part,
     request,
     signed,
     start,
 )
+
+from homing.identity import Named, SourcesIdentity, signed_cookie
+from homing.identity.base import Learner
+from homing.routes import Routes
+from homing.types import Message
 
 SECRET = "a secret of thirty-two bytes or more"
 JSON = ("content-type", "application/json; charset=utf-8")
@@ -136,7 +137,7 @@ def test_an_accepted_websocket_s_headers_make_a_session_known_and_a_refused_one_
 def test_a_json_reply_leaves_as_a_whole_once_its_id_is_known(cuts: list[int]) -> None:
     body = b'{"y": 1, "x": {"id": "new"}}'
     at = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
-    pieces = [body[one:other] for one, other in zip(at, at[1:], strict=False)]
+    pieces = [body[one:other] for one, other in itertools.pairwise(at)]
     events = [start(200, JSON), *(part(piece, more=True) for piece in pieces), part(b"")]
     reading = learner(BODY)
     for event in events[:-1]:
@@ -264,7 +265,7 @@ def test_an_event_s_id_is_known_before_the_event_leaves_however_the_stream_is_cu
              'data: {"x":{"id":"two"}}', "", 'data: {"x":{"id":"one"}}', "", "data: not json", "", ""]  # fmt: skip
     body = end.join(lines).encode()
     at = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
-    pieces = [body[one:other] for one, other in zip(at, at[1:], strict=False)]
+    pieces = [body[one:other] for one, other in itertools.pairwise(at)]
     reading = learner(BODY)
     head = start(200, SSE)
     assert reading.feed(head).messages == (head,)
@@ -369,3 +370,49 @@ def test_a_handle_that_the_call_named_is_not_news() -> None:
     body = json.dumps(result(structuredContent={"basket": "b1"})).encode()
     named = Named("b1")  # type: ignore[arg-type]
     assert learned(learner(HANDLES, scope, named), start(200, JSON), part(body)) == []
+
+
+# --- what it learns from, and when ---
+
+
+def test_learn_adds_places_that_occur_in_replies_only() -> None:
+    """An event queue: the join's JSON names a session hash and an event; the stream has only the event, in its path."""
+    identity = SourcesIdentity(
+        ["body:session_hash@POST /join", "query:session_hash", "path:/stream/{session}"],
+        learn=["body:event_id@POST /join"],
+    )
+    scope = request("POST", "/join", [("content-length", "9")])
+    named = Named("h1")  # type: ignore[arg-type]
+    assert learned(identity.learner(scope, named), start(200, JSON), part(b'{"event_id":"e1"}')) == ["e1"]
+    assert (identity.from_head(request(path="/stream/e1")) or named).session_id == "e1"
+    assert (identity.from_head(request(query=b"session_hash=h1")) or Named()).session_id == "h1"
+
+
+def test_an_id_that_only_a_query_with_two_values_names_is_news() -> None:
+    identity = SourcesIdentity(["header:x-s", "query:q"])
+    scope = request(headers=[("x-s", "1")], query=b"q=a&q=b")
+    assert learned(learner(identity, scope), start(200, ("x-s", "2")), part(b"")) == ["2"]
+
+
+def test_a_learner_says_what_it_is_doing() -> None:
+    reading = learner(BODY)
+    assert repr(reading) == "<ReplyLearner reading>"
+    reading.feed(start(200, JSON))
+    assert repr(reading) == "<ReplyLearner holding 1 events>"
+    reading.feed(part(b"{}"))
+    assert repr(reading) == "<ReplyLearner done>"
+
+
+def test_events_between_the_parts_of_a_stream_pass() -> None:
+    reading = learner(BODY)
+    other: Message = {"type": "http.response.debug", "info": {}}
+    reading.feed(start(200, SSE))
+    assert reading.feed(other).messages == (other,)
+    file: Message = {"type": "http.response.pathsend", "path": "/x"}
+    assert reading.feed(file).messages == (file,)
+
+
+def test_a_json_reply_nested_too_deeply_passes_unlearned() -> None:
+    identity = SourcesIdentity(learn=["body:id@/join"])
+    deep = b'{"id":"j","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert learned(learner(identity), start(200, JSON), part(deep)) == []

@@ -4,10 +4,10 @@ import json
 import pickle
 
 import pytest
+from tests.support.identity_scopes import learned, part, request, start
 
 from homing.errors import ConfigurationError
 from homing.identity import PRESETS, Named, SourcesIdentity, preset
-from tests.support.identity_scopes import learned, part, request, start
 
 ID = "0123456789abcdef0123456789abcdef"
 MCP = SourcesIdentity(preset=PRESETS["mcp"])
@@ -116,3 +116,20 @@ def test_gone_is_answered_as_the_official_sdk_answers_an_unknown_session() -> No
     }
     status, headers, body = reply(request("POST", "/messages/", query=b"session_id=" + ID.encode()))
     assert (status, body) == (404, b"Could not find session")
+
+
+@pytest.mark.parametrize(
+    "data", ["nothing", f"?session_id={ID}x", "//[", "?other=1", f"/m?session_id=1&session_id={ID}"]
+)
+def test_an_endpoint_event_of_another_shape_makes_known_what_its_server_would_look_up(data: str) -> None:
+    scope = request("GET", "/sse")
+    stream = part(f"event: endpoint\ndata: {data}\n\n".encode())
+    expected = [ID] if data.endswith(f"={ID}") else []
+    assert (
+        learned(MCP.learner(scope, named(scope)), start(200, ("content-type", "text/event-stream")), stream) == expected
+    )
+
+
+def test_of_two_parameters_of_the_older_transport_the_later_counts_as_at_its_server() -> None:
+    for query, expected in [(f"session_id=1&session_id={ID}", ID), (f"session_id={ID}&session_id=1", None)]:
+        assert named(request("POST", "/m", query=query.encode())).session_id == expected

@@ -6,6 +6,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.identity_scopes import SetClock, handshake, request, signed
 
 from homing.errors import BadRequestError, ConfigurationError, SessionIdTooLongError
 from homing.identity import (
@@ -23,7 +24,6 @@ from homing.identity import (
 )
 from homing.routes import Routes
 from homing.types import key_digest
-from tests.support.identity_scopes import SetClock, handshake, request, signed
 
 SECRET = "a secret of thirty-two bytes or more"
 
