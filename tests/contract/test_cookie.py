@@ -177,6 +177,7 @@ fragments = st.sampled_from(["session", "=", ";", '"', "\\", "\\054", " ", "\x85
 cookie_lines = st.one_of(cookie_texts, st.lists(fragments, max_size=25).map("".join))
 
 
+@settings(deadline=None)
 @given(cookie_lines)
 @example('session="a\\"b\\054\\377"')
 @example("session")
@@ -192,7 +193,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.one_of(st.dictionaries(st.sampled_from(["session_id", "x"]), json_values, max_size=2), json_values),
     st.integers(-5, SESSION_MAX_AGE_SECONDS + 5),
@@ -210,6 +211,7 @@ def test_any_cookie_gets_the_verdict_of_the_middleware(
     agree(cookie_header(before + b"; " + NAME.encode() + b"=" + cookie))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
 def test_cookie_session_gives_back_what_the_middleware_stored(session: dict[str, str]) -> None:
     signer = itsdangerous.TimestampSigner(SECRET)
