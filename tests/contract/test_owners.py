@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from tests.support.worlds import FileWorld, MemoryWorld, Worker
 
 from homing.directory import Given, OwnerAliveError, StillOwnedError
 from homing.directory.failpoints import failpoint
@@ -22,7 +23,6 @@ from homing.errors import (
 )
 from homing.rundir import new_worker_id
 from homing.types import PATH, WorkerId
-from tests.support.worlds import FileWorld, MemoryWorld, Worker
 
 pytestmark = pytest.mark.anyio
 
