@@ -13,7 +13,8 @@ import pytest
 from tests.support.owner_processes import OwnerProcess
 from tests.support.worlds import FileWorld, Worker
 
-from homing.directory import Given, SessionOwners
+from homing.directory import Given
+from homing.directory.restores import Restores
 from homing.errors import DirectoryBusyError, DirectoryError
 from homing.rundir import RunDirectory
 from homing.types import WorkerId
@@ -228,7 +229,7 @@ async def test_a_forked_child_owns_nothing_and_releases_nothing(world: FileWorld
     assert here.owners.mine("t")
 
 
-def _owns_something(owners: SessionOwners, session_id: str) -> int:
+def _owns_something(owners: Restores, session_id: str) -> int:
     """In the child: 0 if it owns nothing and can do nothing to what its parent owns."""
     owners.release(session_id)
     refused = 0

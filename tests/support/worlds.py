@@ -114,6 +114,8 @@ class FileWorld(_Workers):
             lambda new: SessionOwners(self.path, new_worker_id(), new.holds, kind=kind, drop=new.drop),
         )
         self.workers.append(worker)
+        # Two made within one tick of the file system's clock would be of one age.
+        os.utime(os.path.join(self.path, f"{worker.id}.life"), times=(len(self.workers),) * 2)
         return worker
 
     def record_path(self, session_id: str) -> str:
