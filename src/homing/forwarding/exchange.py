@@ -266,8 +266,12 @@ class ReceivedRequest:
                 body = await self._send_pieces(connection, body)
                 if more or self._connection is None or self._gone is not None:
                     return
-            if more or self._trailers:
-                self._write(connection, BODY if more else LAST, b"", body)
+            if more:
+                self._write(connection, BODY, b"", body)
+                return
+            if self._trailers:
+                # Not the end of the reply, so not LAST: that is END, when the app returns.
+                self._write(connection, *event_frame({"type": kind, "body": body, "more_body": False}))
                 return
             if self._start is not None:
                 connection.write(WHOLE | self._flag, self._start, body)
@@ -321,7 +325,7 @@ class ReceivedRequest:
 
     async def run(self, app: ASGIApp, scope: Scope, finished: Callable[[ReceivedRequest], None]) -> None:
         """Run the app, and tell the forwarder how it ended, unless its reply was complete."""
-        # The scope holds the request, so the request must not hold the scope: a cycle on each would keep the collector busy.
+        # The scope holds the request, so the request does not hold the scope: cycles would keep the collector busy.
         scope[HOP_SCOPE_KEY] = self
         try:
             await app(scope, self.receive, self.send)
