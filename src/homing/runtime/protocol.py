@@ -1,4 +1,4 @@
-"""What the public socket's HTTP protocol notes for the router: where a request's head ended, and how to cut a connection.
+"""What the public socket's HTTP protocol notes for the router: where a request's head ended, and how to cut a reply.
 
 uvicorn with httptools appends a request's trailers to the list of headers that the app sees; a trailer never names a
 session, so the length of the head is kept. A reply that was cut must look cut: one that ends with its connection
