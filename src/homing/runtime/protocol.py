@@ -16,7 +16,8 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.routing.middleware import ABORT_SCOPE_KEY, HEAD_LENGTH_SCOPE_KEY
+from homing.identity import HEAD_LENGTH_SCOPE_KEY
+from homing.routing.middleware import ABORT_SCOPE_KEY
 
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
