@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.logs import logging_restored
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,7 +19,6 @@ from homing.errors import ConfigurationError, StartupError
 from homing.routing import RoutingOptions, SessionRoutingMiddleware
 from homing.runtime.config import RunConfig
 from homing.runtime.protocol import HomingHttpToolsProtocol
-from tests.support.logs import logging_restored
 
 OPTIONS = RoutingOptions(sessions=("cookie:visit",), workers=2, socket_dir="/nowhere")
 
