@@ -11,7 +11,6 @@ Their listening sockets are made here and handed down, so a client connects befo
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import os
 import pickle
@@ -30,8 +29,8 @@ from typing import Any, Final
 
 from homing.types import ASGIApp
 from tests.support.raw import Address, Wire, connect, request
-from tests.support.recorder import NAME_ENV, STAGE_ENV, Recorder, Stage, open_stage
-from tests.support.servers import LEFT_BEHIND, ROOT, ServerError, ServerProcess, run_process
+from tests.support.recorder import DEATH, NAME_ENV, STAGE_ENV, Recorder, Stage, open_stage
+from tests.support.servers import LEFT_BEHIND, ROOT, STARTED, ServerError, ServerProcess, run_process
 
 SESSION_HEADER: Final = "x-session"
 SOCKET_DIR_ENV: Final = "HOMING_SESSION_SOCKET_DIR"
@@ -202,11 +201,12 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
                 await stack.enter_async_context(_worker(name, worker, stage, socket_dir))
                 for name, worker in (("front", routed), ("owner", routed), ("plain", plain))
             ]
+            for worker in three:
+                await worker.process.log.until(STARTED)
             yield Pair(stage, *three, socket_dir, client_tls, options)
             # All at once, as a supervisor would: a worker that stops may wait for the others.
             for worker in three:
-                with contextlib.suppress(ProcessLookupError):
-                    worker.process.signal(signal.SIGTERM)
+                worker.process.signal(signal.SIGTERM)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -224,7 +224,7 @@ async def _worker(name: str, options: WorkerOptions, stage: Stage, socket_dir: s
             listener.close()
             process.address = address
             yield Worker(name, address, process)
-            killed = process.returncode == -signal.SIGKILL
+            killed = process.returncode in (-signal.SIGKILL, DEATH)  # as the test wanted
             code = await process.stop()
             if not killed and code not in (0, -signal.SIGTERM):
                 raise ServerError(f"{name} ended with {code}{process.log}")

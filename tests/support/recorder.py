@@ -20,6 +20,7 @@ import copy
 import hashlib
 import os
 import pickle
+import random
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,6 +35,9 @@ NAME_ENV: Final = "HOMING_TEST_WORKER"
 CASE_HEADER: Final = b"x-case"
 WAIT_SECONDS: Final = 10.0
 GATE_SECONDS: Final = 60.0
+
+DEATH: Final = 70
+"""The exit code of a worker whose script said `die`."""
 
 Step: TypeAlias = tuple[Any, ...]
 Script: TypeAlias = Sequence[Step]
@@ -125,11 +129,15 @@ def see_scope() -> Step:
     return ("see_scope",)
 
 
+_PERIOD: Final = 1_048_573  # a prime: no two of its blocks of a round size are alike
+_TABLE: Final = random.Random(0).randbytes(_PERIOD)
+
+
 def pattern(offset: int, count: int) -> bytes:
-    """`count` bytes of an endless text in which no two 64 KiB blocks are alike, from `offset`."""
-    first, last = offset // 64, (offset + count + 63) // 64
-    text = b"".join(b"%063d\n" % line for line in range(first, last))
-    return text[offset - first * 64 :][:count]
+    """`count` bytes, from `offset`, of an endless stream of bytes that is the same everywhere and quick to make."""
+    first = offset % _PERIOD
+    data = _TABLE[first : first + count]
+    return data + pattern(offset + len(data), count - len(data)) if len(data) < count else data
 
 
 # --- the app's half ---
@@ -312,7 +320,7 @@ class _Request:
             case "see_scope":
                 self.record("scope", seen_scope(self.scope))
             case "die":
-                os._exit(70)
+                os._exit(DEATH)
             case _:
                 raise ValueError(f"no such step: {what!r}")
 

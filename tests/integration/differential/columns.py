@@ -10,6 +10,11 @@ What is normalised, and nothing else:
 * `client` and `server` of a scope, where they are exactly the two ends of the client's connection;
 * consecutive `http.request` events are joined, except where the case says `exact`: how TCP's pieces fall is not the
   server's doing. Cases that send each piece once the app has seen the one before (lock-step) are exact.
+* where the server refused an event of the app (`refused`: the app broke the protocol), what the app saw from there on:
+  with one worker its `send` raises at once; forwarded it may learn so later, or only be cut off. The client's bytes count;
+* whether the server ends the connection of an app that raised after its reply was complete: uvicorn does with one worker;
+  forwarded, a reply is over with its last event, and the connection goes on;
+* an int stays an int: uvicorn gives some close codes as an `IntEnum`, which do not cross;
 * of an exception that `send` raised only its class, and of an OSError only that it is one: servers have classes of
   their own, and the ASGI specification names OSError.
 """
@@ -122,10 +127,18 @@ class Column:
     async def after(self, wire: Wire, reply: Reply, app: Seen) -> Seen:
         """What the connection is good for after this reply. `app` is what `app()` said: a server ends the connection of an
         app that raised after its reply, and a probe would race with that."""
-        returned = "records" in app and app["records"][-1] == ("end", "returned")
+        returned = "records" in app and app["records"][-1:] == [("end", "returned")]
         if reply.complete and reply.end == "open" and reply.keeps_alive and returned:
             return {"probe": await self.probe(wire)}
         return {"rest": await wire.to_end(), "end": wire.end}
+
+
+def before_refusal(app: Seen) -> Seen:
+    """What the app saw until the server refused an event of it: the scope and what it received of the request."""
+    if "records" not in app:
+        return app
+    kinds = ("http.request", "websocket.connect", "websocket.receive")
+    return {**app, "records": [one for one in app["records"] if one[0] == "receive" and one[1]["type"] in kinds]}
 
 
 def told(records: Sequence[Record], *, exact: bool) -> list[tuple[str, Any]]:
@@ -216,6 +229,8 @@ def normal(value: Any, column: Column) -> Any:
                 return [walk(one) for one in value]
             case tuple():
                 return tuple(walk(one) for one in value)
+            case int() if not isinstance(value, bool):
+                return int(value)
         return value
 
     return walk(value)

@@ -196,7 +196,7 @@ async def play_exchange(
             assert not column.pair.stage.performances(column.case())
             return {}
         case "sends-after-close":
-            await opened(accept(), receive(), text("late"), close())
+            await opened(accept(), receive(), text("late"))
             await client.send(close_frame(4001, "bye"))
             await client.to_end()
         case _:

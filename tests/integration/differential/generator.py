@@ -113,6 +113,9 @@ REPLIES: Final[dict[str, Script]] = {
     ],
 }
 
+REFUSED: Final = frozenset("too-long too-short no-start two-starts after-end bad-header trailers".split())
+"""Replies with an event that uvicorn refuses, so that the app's `send` raises."""
+
 EXCHANGES: Final = (
     "text",
     "binary",
@@ -157,6 +160,19 @@ class HttpCase:
     @property
     def random(self) -> random.Random:
         return random.Random(f"{self.seed}/{self.index}")
+
+    @property
+    def refused(self) -> bool:
+        """The server refuses an event of this reply. To uvicorn a length without a body is one too, except after HEAD."""
+        length_alone = self.reply in ("head", "not-modified") or (self.reply == "too-short" and self.method != "HEAD")
+        if self.method == "HEAD" and self.reply in ("head", "not-modified", "too-long", "too-short"):
+            return False
+        return self.reply in REFUSED or length_alone
+
+    @property
+    def fails_after_end(self) -> bool:
+        """The app raises once its reply is complete: what that does to the connection is not compared."""
+        return self.reply in ("after-end", "fails-after-end")
 
 
 @dataclass(frozen=True)

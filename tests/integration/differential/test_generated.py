@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.differential.columns import Column, Seen, differ, of_reply, of_websocket
+from tests.integration.differential.columns import Column, Seen, before_refusal, differ, of_reply, of_websocket
 from tests.integration.differential.exchanges import play_exchange
 from tests.integration.differential.generator import (
     AT_LEAST,
@@ -108,13 +108,13 @@ async def play_request(column: Column, case: HttpCase) -> Seen:
             version = "1.0"
             body = b"".join(parts)
     script: Script = [*read, *reply_steps, receive()] if source.random() < 0.5 else [*read, *reply_steps]
-    if case.reply.startswith("stops-"):
-        script = [*read, *reply_steps]  # it returns without ending its reply: nothing more to receive
+    if case.reply.startswith("stops-") or case.refused:
+        script = [*read, *reply_steps]  # the reply never ends, or not as the app has it: nothing more to receive
     column.script(script)
     head = column.request(method, target, [*headers, *more], body, version=version)
     async with column.connect() as wire:
         if case.framing == "pipelined":
-            return await pipelined(column, wire, head, method, reply_steps)
+            return await pipelined(column, wire, head, case)
         if exact:
             await wire.send(head)
             performance = await column.performance()
@@ -132,31 +132,37 @@ async def play_request(column: Column, case: HttpCase) -> Seen:
         if case.framing == "expect-refused":
             # The body never comes; the connection is of no more use, and only ends once the client goes.
             wire.finish_sending()
-        seen["app"] = await column.app(wire, exact=exact, reply=reply)
-        seen["after"] = await column.after(wire, reply, seen["app"]) if case.framing != "expect-refused" else await wire.to_end()
+        app = seen["app"] = await column.app(wire, exact=exact, reply=reply)
+        if case.refused:
+            app = seen["app"] = before_refusal(app)
+        if case.framing == "expect-refused":
+            seen["after"] = await wire.to_end()
+        elif not case.fails_after_end:
+            seen["after"] = await column.after(wire, reply, app)
         return seen
 
 
-async def pipelined(column: Column, wire: Wire, head: bytes, method: str, reply_steps: Script) -> Seen:
+async def pipelined(column: Column, wire: Wire, head: bytes, case: HttpCase) -> Seen:
     """The case's request and two more in one write; three replies, in order, unless one of them ends the connection."""
-    column.script([read_body(), *reply_steps])
+    column.script([read_body(), *REPLIES[case.reply]])
     column.script([read_body(), *respond(data=b"second")], 1)
     column.script([read_body(), *respond(data=b"third")], 2)
     second = column.request("POST", "/second", body=b"2" * 100, n=1)
     third = column.request("GET", "/third?x=1", n=2)
     await wire.send(head + second + third)
-    replies, methods = [], [method, "POST", "GET"]
-    first = None
-    for one in methods:
-        reply = await wire.reply(one)
-        first = first or reply
-        replies.append(of_reply(reply))
-        if not reply.complete or not reply.keeps_alive or reply.end != "open":
-            break
-    seen = {"replies": replies, "first": await column.app(wire, reply=first)}
-    if len(replies) == 3:
+    replies = [await wire.reply(case.method)]
+    first = await column.app(wire, reply=replies[0])
+    if case.refused:
+        first = before_refusal(first)
+    if case.fails_after_end:
+        return {"replies": of_reply(replies[0]), "first": first}
+    for one in ("POST", "GET"):
+        if replies[-1].complete and replies[-1].keeps_alive and replies[-1].end == "open":
+            replies.append(await wire.reply(one))
+    seen = {"replies": [of_reply(reply) for reply in replies], "first": first}
+    if len(replies) == 3 and replies[2].complete:
         seen |= {"second": await column.app(wire, 1), "third": await column.app(wire, 2)}
-        seen["after"] = await column.after(wire, reply, seen["third"])
+        seen["after"] = await column.after(wire, replies[2], seen["third"])
     else:
         seen["rest"] = (await wire.to_end(), wire.end)
     return seen
