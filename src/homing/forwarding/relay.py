@@ -111,6 +111,7 @@ class Relay:
         "_tasks",
         "_timeout",
         "_unblocked",
+        "_undelivered",
     )
 
     def __init__(
@@ -130,6 +131,7 @@ class Relay:
         self._send = send
         self._body = body_of(scope)
         self._mine = False
+        self._undelivered = True
         self._started = False
         self._open = False
         """A WebSocket that was accepted and not closed."""
@@ -228,6 +230,8 @@ class Relay:
         owner = connection.pool.owner
         failure: HomingError
         if not self._mine:
+            if self._undelivered:
+                return UndeliveredError(f"the connection to worker {owner} ended before the request was written")
             return failed_before_answer(connection)
         if not self._started:
             failure = OwnerUnreachableError(f"worker {owner} was lost before its reply")
@@ -259,6 +263,8 @@ class Relay:
             payload = b"".join(taken)
         head = request_head(int(reason), note, self._scope, body, tuple(early))
         connection.answer_by = connection.pool.loop.time() + self._timeout
+        # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
+        self._undelivered = connection.lost or connection.transport.is_closing()
         connection.write(REQUEST, head, payload)
 
     def _send_head_soon(self, reason: Reason, note: tuple[object, ...]) -> None:
