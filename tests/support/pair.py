@@ -27,10 +27,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from homing.types import ASGIApp
 from tests.support.raw import Address, Wire, connect, request
 from tests.support.recorder import DEATH, NAME_ENV, STAGE_ENV, Recorder, Stage, open_stage
 from tests.support.servers import LEFT_BEHIND, ROOT, STARTED, ServerError, ServerProcess, run_process
+
+from homing.types import ASGIApp
 
 SESSION_HEADER: Final = "x-session"
 SOCKET_DIR_ENV: Final = "HOMING_SESSION_SOCKET_DIR"
@@ -84,7 +85,6 @@ def _mounted(app: ASGIApp) -> ASGIApp:
 
 def _signed_cookies(app: ASGIApp) -> ASGIApp:
     from starlette.middleware.sessions import SessionMiddleware
-
     from tests.support.cookie_app import CookieApp
 
     return SessionMiddleware(CookieApp(app), secret_key=COOKIE_SECRET)
@@ -197,13 +197,13 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
             homing: dict[str, Any] | None = {"sessions": [("header", SESSION_HEADER)], **options.sticky}
             routed = WorkerOptions(homing if HOMING == "homing" else None, options.wrap, server)
             plain = replace(routed, sticky=None)
-            three = [
+            front, owner, unrouted = three = [
                 await stack.enter_async_context(_worker(name, worker, stage, socket_dir))
                 for name, worker in (("front", routed), ("owner", routed), ("plain", plain))
             ]
             for worker in three:
                 await worker.process.log.until(STARTED)
-            yield Pair(stage, *three, socket_dir, client_tls, options)
+            yield Pair(stage, front, owner, unrouted, socket_dir, client_tls, options)
             # All at once, as a supervisor would: a worker that stops may wait for the others.
             for worker in three:
                 worker.process.signal(signal.SIGTERM)
@@ -239,4 +239,3 @@ def _certificate(directory: Path) -> ssl.SSLContext:
     command += ["-addext", "subjectAltName=DNS:localhost"]
     subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=30)
     return ssl.create_default_context(cafile=str(directory / "cert.pem"))
-

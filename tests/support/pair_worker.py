@@ -11,12 +11,11 @@ import socket
 import sys
 
 import uvicorn
-
 from tests.support.pair import WorkerOptions
 
 
 def main(fd: int, options: WorkerOptions) -> None:
-    config = uvicorn.Config(options.build(), **options.server)  # type: ignore[arg-type]
+    config = uvicorn.Config(options.build(), **options.server)
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=fd)])
 
 

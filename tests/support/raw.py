@@ -21,6 +21,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 Address: TypeAlias = tuple[str, int]
@@ -229,6 +230,9 @@ class Wire:
         await self._until(lambda: mark in self._protocol.buffer, f"{mark!r}", timeout_seconds)
         return self._protocol.take(self._protocol.buffer.index(mark) + len(mark))
 
+    def _has(self, count: int) -> bool:
+        return len(self._protocol.buffer) >= count
+
     async def exactly(self, count: int, *, timeout_seconds: float = WAIT_SECONDS) -> bytes:
         limit = self._protocol.limit
         parts: list[bytes] = []
@@ -236,7 +240,7 @@ class Wire:
             # At most half the buffer's limit at a time: above it, reading pauses and would never go on.
             part = min(count, limit // 2)
             try:
-                await self._until(lambda part=part: len(self._protocol.buffer) >= part, f"{count} bytes", timeout_seconds)
+                await self._until(partial(self._has, part), f"{count} bytes", timeout_seconds)
             except CutError as error:
                 raise CutError("waited for more bytes", b"".join(parts) + error.received, error.end) from None
             parts.append(self._protocol.take(part))
@@ -331,7 +335,10 @@ async def connect(
         async with asyncio.timeout(WAIT_SECONDS):
             await loop.sock_connect(sock, address)
             transport, protocol = await loop.create_connection(
-                lambda: _Bytes(limit_bytes, half_open=tls is None), sock=sock, ssl=tls, server_hostname="localhost" if tls else None
+                lambda: _Bytes(limit_bytes, half_open=tls is None),
+                sock=sock,
+                ssl=tls,
+                server_hostname="localhost" if tls else None,
             )
     except BaseException:
         sock.close()

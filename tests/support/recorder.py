@@ -26,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from homing.types import ASGIApp, Message, Receive, Scope, Send
@@ -366,7 +367,22 @@ class _Request:
 
 
 _VALUES: Final = frozenset(
-    "type asgi http_version server client scheme root_path method path raw_path query_string headers subprotocols extensions".split()
+    [
+        "type",
+        "asgi",
+        "http_version",
+        "server",
+        "client",
+        "scheme",
+        "root_path",
+        "method",
+        "path",
+        "raw_path",
+        "query_string",
+        "headers",
+        "subprotocols",
+        "extensions",
+    ]
 )
 
 
@@ -461,7 +477,9 @@ class Performance:
         return self.events
 
     async def noted(self, text: str, *, timeout_seconds: float = WAIT_SECONDS) -> Record:
-        await self.until(lambda one: one.find("note", text) is not None, f"note {text!r}", timeout_seconds=timeout_seconds)
+        await self.until(
+            lambda one: one.find("note", text) is not None, f"note {text!r}", timeout_seconds=timeout_seconds
+        )
         found = self.find("note", text)
         assert found is not None
         return found
@@ -533,7 +551,7 @@ class Stage:
                     case "request":
                         case, scope = values
                         performance = Performance(worker, pid, case, scope, time.monotonic())
-                        performance._open = lambda gate, number=number: writer.write(_message(("open", number, gate)))
+                        performance._open = partial(self._open, writer, number)
                         running[number] = performance
                         self._performances.setdefault(case, []).append(performance)
                         self._arrived.set()
@@ -549,6 +567,9 @@ class Stage:
         finally:
             writer.close()
             self._connections.discard(task)
+
+    def _open(self, writer: asyncio.StreamWriter, number: int, gate: str) -> None:
+        writer.write(_message(("open", number, gate)))
 
     async def aclose(self) -> None:
         for task in list(self._connections):

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from tests.support.raw import Address
 
 from homing.types import ASGIApp
-from tests.support.raw import Address
 
 ROOT: Final = Path(__file__).parents[2]
 START_SECONDS: Final = 60.0
@@ -192,8 +192,13 @@ def _pidfd(pid: int) -> Iterator[int | None]:
 async def _ended(fd: int, *, timeout_seconds: float) -> None:
     """Wait until the process of this pidfd has ended: the descriptor becomes readable."""
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(fd, lambda: ended.done() or ended.set_result(None))
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def readable() -> None:
+        loop.remove_reader(fd)
+        ended.set_result(None)
+
+    loop.add_reader(fd, readable)
     try:
         async with asyncio.timeout(timeout_seconds):
             await ended
@@ -214,7 +219,11 @@ async def run_process(
     Args:
         env: Added to this process's environment; None removes a variable.
     """
-    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **{key: text for key, text in (env or {}).items() if text is not None}}
+    merged = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        **{key: text for key, text in (env or {}).items() if text is not None},
+    }
     for key, text in (env or {}).items():
         if text is None:
             merged.pop(key, None)

@@ -40,5 +40,7 @@ async def connections(address: Address, workers: int, *, target: str = "/") -> A
                     opened.push_async_exit(trying.pop_all().__aexit__)
             if len(found) == workers:
                 break
-        assert len(found) == workers, f"{len(found)} of {workers} workers answered in {TRIES} connections: {list(found)}"
+        assert len(found) == workers, (
+            f"{len(found)} of {workers} workers answered in {TRIES} connections: {list(found)}"
+        )
         yield found

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-
 from tests.support.pair import Pair, PairOptions, open_pair
 
 T = TypeVar("T")

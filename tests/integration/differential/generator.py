@@ -51,10 +51,20 @@ HEADERS: Final[dict[str, tuple[tuple[bytes, bytes], ...]]] = {
     "bytes": ((b"X-Latin", b"caf\xe9"), (b"X-Utf8", "é✓".encode()), (b"X-Empty", b""), (b"X-Tab", b"a\tb")),
     "hundred": tuple((b"X-H%d" % n, b"v%d" % n) for n in range(100)),
     "long": ((b"X-Long", b"l" * 9000), (b"Cookie", b"c=" + b"k" * 4000)),
-    "hop": ((b"TE", b"trailers"), (b"Keep-Alive", b"timeout=5"), (b"Connection", b"keep-alive, X-Hop"), (b"X-Hop", b"1")),
+    "hop": (
+        (b"TE", b"trailers"),
+        (b"Keep-Alive", b"timeout=5"),
+        (b"Connection", b"keep-alive, X-Hop"),
+        (b"X-Hop", b"1"),
+    ),
     "forwarded": ((b"X-Forwarded-For", b"203.0.113.9"), (b"X-Forwarded-Proto", b"https"), (b"Forwarded", b"for=x")),
     "close": ((b"Connection", b"close"),),
-    "odd-names": ((b"X_Under", b"1"), (b"!#$%&'*+-.^_`|~", b"2"), (b"homing-error", b"3"), (b"x-ng-session-owner", b"4")),
+    "odd-names": (
+        (b"X_Under", b"1"),
+        (b"!#$%&'*+-.^_`|~", b"2"),
+        (b"homing-error", b"3"),
+        (b"x-ng-session-owner", b"4"),
+    ),
 }
 
 FRAMINGS: Final = (
@@ -88,10 +98,15 @@ REPLIES: Final[dict[str, Script]] = {
     ],
     "head": [start(headers=[(b"content-length", b"5")]), body(b"")],
     "no-content": [start(204, [(b"x-a", b"1")]), body()],
-    "not-modified": [start(304, [(b"etag", b'"1"'), (b"content-length", b"1234")]), send({"type": "http.response.body"})],
+    "not-modified": [
+        start(304, [(b"etag", b'"1"'), (b"content-length", b"1234")]),
+        send({"type": "http.response.body"}),
+    ],
     "redirect": [start(302, [(b"location", b"/elsewhere"), *COOKIES, (b"x-d", b"1"), (b"x-d", b"2")]), body()],
     "unauthorized": respond(401, [(b"www-authenticate", b"Basic"), (b"x", b"y"), (b"www-authenticate", b"Bearer")]),
-    "bytes": respond(200, [(b"x-latin", b"caf\xe9"), (b"x-utf8", "é".encode()), (b"x-tab", b"a\tb"), (b"date", b"now")]),
+    "bytes": respond(
+        200, [(b"x-latin", b"caf\xe9"), (b"x-utf8", "é".encode()), (b"x-tab", b"a\tb"), (b"date", b"now")]
+    ),
     "closes": respond(200, [(b"connection", b"close")]),
     "status-599": respond(599),
     "fails-before": [fail()],
@@ -113,7 +128,7 @@ REPLIES: Final[dict[str, Script]] = {
     ],
 }
 
-REFUSED: Final = frozenset("too-long too-short no-start two-starts after-end bad-header trailers".split())
+REFUSED: Final = frozenset(["too-long", "too-short", "no-start", "two-starts", "after-end", "bad-header", "trailers"])
 """Replies with an event that uvicorn refuses, so that the app's `send` raises."""
 
 EXCHANGES: Final = (

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import FORWARDED, Column, Seen, differ
 from tests.integration.differential.exchanges import accept, text
 from tests.integration.differential.test_requests import needs_homing
@@ -24,7 +23,6 @@ from tests.support.recorder import (
     read_body,
     read_until,
     receive,
-    respond,
     start,
     wait,
     watch,
@@ -60,7 +58,9 @@ def test_a_client_that_leaves_is_known_at_the_owner_within_a_second(pair: Pair, 
         column.script([*PHASES[phase], *sends, body(b"to nobody", more=True), body()])
         async with column.connect() as wire:
             data = b"0123456789"
-            await wire.send(column.request("POST", "/", [("Content-Length", "10")]) + (data[:5] if phase == "body" else data))
+            await wire.send(
+                column.request("POST", "/", [("Content-Length", "10")]) + (data[:5] if phase == "body" else data)
+            )
             performance = await column.performance()
             await performance.noted("here")
             if "stream" in phase:
@@ -80,7 +80,9 @@ def test_a_client_that_leaves_is_known_at_the_owner_within_a_second(pair: Pair, 
 
 def test_a_client_that_leaves_an_app_that_only_sends_stops_nothing_and_breaks_nothing(pair: Pair, run: Run) -> None:
     async def play(column: Column) -> Seen:
-        column.script([STREAM, body(b"1", more=True), wait("gone"), *(body(b"x" * 9999, more=True) for _ in range(50)), body()])
+        column.script(
+            [STREAM, body(b"1", more=True), wait("gone"), *(body(b"x" * 9999, more=True) for _ in range(50)), body()]
+        )
         async with column.connect() as wire:
             await wire.send(column.request())
             performance = await column.performance()
@@ -172,6 +174,7 @@ def test_many_clients_that_leave_at_once_leave_nothing_behind(pair: Pair, run: R
         session = await pair.start_session()
         serves = "front" if HOMING == "plain" else "owner"
         column = Column(FORWARDED, pair, pair.front, serves, session, pair.number())
+
         async def one() -> None:
             mine = Column(FORWARDED, pair, pair.front, column.serves, session, pair.number())
             mine.script([read_body(), watch(), STREAM, body(b"x", more=True), wait("gone")])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import Column, Seen, before_refusal, differ, of_reply, of_websocket
 from tests.integration.differential.exchanges import play_exchange
 from tests.integration.differential.generator import (

@@ -49,7 +49,9 @@ class Counting:
 
 
 @asynccontextmanager
-async def hop(forwarder_idle: float, receiver_idle: float) -> AsyncIterator[tuple[Forwarder, WorkerId, Counting, Receiver]]:
+async def hop(
+    forwarder_idle: float, receiver_idle: float
+) -> AsyncIterator[tuple[Forwarder, WorkerId, Counting, Receiver]]:
     with tempfile.TemporaryDirectory(prefix="homing-idle-") as directory:
         app, owner = Counting(), new_worker_id()
         path = worker_socket_path(directory, owner)
@@ -117,7 +119,7 @@ def test_scenario_34_idle_connection_closed_at_the_wrong_moment(forwarder_idle: 
     opened, _ = asyncio.run(
         many_tries(400, forwarder_idle=forwarder_idle, receiver_idle=receiver_idle, wait_for=IDLE_SECONDS)
     )
-    assert 8 < opened, "no idle connection was ever closed: this has shown nothing"
+    assert opened > 8, "no idle connection was ever closed: this has shown nothing"
 
 
 @pytest.mark.long
@@ -153,7 +155,9 @@ def test_scenario_34_an_owner_that_closes_right_after_accept_gets_each_request_o
             scripted = ClosesAfterAccept(worker_socket_path(directory, owner), reads=reads)
             async with await asyncio.start_unix_server(scripted, scripted.path), Forwarder(directory) as forwarder:
                 for n in range(50):
-                    errors: Any = OwnerUnreachableError if reads else (OwnerUnreachableError, OwnerRefusedError, OwnerBusyError)
+                    errors: Any = (
+                        OwnerUnreachableError if reads else (OwnerUnreachableError, OwnerRefusedError, OwnerBusyError)
+                    )
                     with pytest.raises(errors):
                         await post(forwarder, owner, f"/{n}", b"x" * 1000)
                     assert scripted.accepted <= n + 1

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import FORWARDED, Column
 from tests.integration.differential.test_requests import needs_homing
 from tests.support.pair import Pair, Worker

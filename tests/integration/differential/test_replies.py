@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import FORWARDED, PLAIN, Column, Seen, before_refusal, differ, of_reply
 from tests.integration.differential.conftest import Pairs
 from tests.support.pair import HOMING, Pair, PairOptions
@@ -131,7 +130,9 @@ def test_scenario_20_stream_longer_than_five_minutes(pair: Pair, run: Run) -> No
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_scenario_20_stream_silent_for_ten_minutes(pair: Pair, run: Run) -> None:
-    long_read(pair, run, [EVENTS, body(b": first\n\n", more=True), pause(600), body(b": last\n\n", more=True), body()], 630)
+    long_read(
+        pair, run, [EVENTS, body(b": first\n\n", more=True), pause(600), body(b": last\n\n", more=True), body()], 630
+    )
 
 
 def long_read(pair: Pair, run: Run, script: Script, gap_seconds: float) -> None:
@@ -273,7 +274,9 @@ def test_an_app_that_raises_after_its_reply_has_still_sent_it_whole(pair: Pair, 
 
 def test_an_app_that_streams_and_listens_at_once_sees_the_same(pair: Pair, run: Run) -> None:
     async def play(column: Column) -> Seen:
-        column.script([read_body(), watch(), EVENTS, *(body(b"data: x\n\n", more=True) for _ in range(5)), body(), wait("x")])
+        column.script(
+            [read_body(), watch(), EVENTS, *(body(b"data: x\n\n", more=True) for _ in range(5)), body(), wait("x")]
+        )
         async with column.connect() as wire:
             await wire.send(column.request("POST", "/", body=b"asked"))
             reply = await wire.reply()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import LOCAL, PLAIN, Column, Seen, differ, of_reply
 from tests.integration.differential.conftest import Pairs
 from tests.integration.differential.test_replies import one_request, same
@@ -67,7 +66,12 @@ def test_scenario_32_expect_100_continue_refused_early(pair: Pair, run: Run) -> 
             await wire.send(column.request("POST", "/", [("Expect", "100-continue"), ("Content-Length", "1000000")]))
             reply = await wire.reply()
             wire.finish_sending()
-            return {"reply": of_reply(reply), "app": await column.app(wire), "rest": await wire.to_end(), "end": wire.end}
+            return {
+                "reply": of_reply(reply),
+                "app": await column.app(wire),
+                "rest": await wire.to_end(),
+                "end": wire.end,
+            }
 
     seen = run(differ(pair, play))[PLAIN]
     assert seen["reply"]["interim"] == []
@@ -167,7 +171,9 @@ def test_scenario_39_body_read_for_routing_then_given_to_the_app(pairs: Pairs, r
 
 
 @pytest.mark.parametrize("data", [b"", b"not json", b"[1]", b'{"session": 5}', b'{"other": "x"}'], ids=repr)
-def test_scenario_39_a_body_that_names_no_session_reaches_the_app_untouched(pairs: Pairs, run: Run, data: bytes) -> None:
+def test_scenario_39_a_body_that_names_no_session_reaches_the_app_untouched(
+    pairs: Pairs, run: Run, data: bytes
+) -> None:
     pair = pairs.get("body", BODY)
 
     async def play(column: Column) -> Seen:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-
 from tests.integration.differential.columns import FORWARDED, PLAIN, Column, Seen, differ, of_websocket
 from tests.integration.differential.exchanges import EXCHANGE_NAMES, GONE, accept, binary, close, play_exchange, text
 from tests.support.pair import Pair
