@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import hashlib
 import pprint
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -37,6 +38,8 @@ from tests.support.recorder import Performance, Record, Script, respond
 
 Seen: TypeAlias = dict[str, Any]
 PROBE = 9
+LARGE_BYTES = 64 * 1024
+"""Longer bytes are compared by their length and SHA-256: a diff of them helps nobody."""
 REJECTED = b"Invalid HTTP request received."
 """The body of uvicorn's own 400: no app has seen such a request."""
 PLAIN, LOCAL, FORWARDED = "plain", "local", "forwarded"
@@ -219,6 +222,8 @@ def normal(value: Any, column: Column) -> Any:
 
     def walk(value: Any) -> Any:
         match value:
+            case bytes() if len(value) > LARGE_BYTES:
+                return f"{len(value)} bytes, {hashlib.sha256(label_bytes.sub(b'case', value)).hexdigest()}"
             case bytes():
                 return _DATE.sub(b"date: *", label_bytes.sub(rb"case-\1", value))
             case str():
