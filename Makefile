@@ -1,23 +1,32 @@
 # Two commands do everything: `make demo` and `make test`. Each sets up what it needs first.
 PYTHON := .venv/bin/python
+# What is written for the MCP SDK 1.x: checked against that SDK.
+MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py
 
-.PHONY: setup demo test test-long check format bench clean
+.PHONY: setup setup-mcp1 demo test test-long check format bench clean
 
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh
 	sh scripts/setup.sh
 
+# The MCP SDK 1.x, for the tests that drive its servers and clients beside 2.x.
+setup-mcp1: .venv-mcp1/.ready
+
+.venv-mcp1/.ready: pyproject.toml requirements-mcp1.txt constraints.txt scripts/setup.sh
+	sh scripts/setup.sh mcp1
+
 demo: setup
 	.venv/bin/homing demo
 
-test: setup
+test: setup setup-mcp1
 	$(PYTHON) -m pytest
 
-check: setup
+check: setup setup-mcp1
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/mypy --python-executable .venv-mcp1/bin/python $(MCP1)
 	.venv/bin/lint-imports
 
 format: setup

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes .venv with homing and everything its tests and checks need. Safe to run again.
+# Makes .venv with homing and everything its tests and checks need, or, given `mcp1`, .venv-mcp1 with the MCP SDK 1.x, which
+# cannot live beside 2.x. Safe to run again.
 set -eu
 cd "$(dirname "$0")/.."
 python=
@@ -18,6 +19,16 @@ if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
     echo "homing needs the venv module of $python: install it (Debian: apt-get install python3-venv), then run this again" >&2
     exit 1
 fi
-[ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt -e .
-touch .venv/.ready
+if [ "${1-}" = mcp1 ]; then
+    env=.venv-mcp1
+    requirements=requirements-mcp1.txt
+    constraints=$env/constraints.txt
+else
+    env=.venv
+    requirements=requirements-dev.txt
+    constraints=constraints.txt
+fi
+[ -x "$env/bin/python" ] || "$python" -m venv "$env"
+[ "$constraints" = constraints.txt ] || grep -v '^mcp' constraints.txt >"$constraints"
+"$env/bin/python" -m pip install --quiet --disable-pip-version-check -c "$constraints" -r "$requirements" -e .
+touch "$env/.ready"
