@@ -15,7 +15,8 @@ from mcp.server.session import ServerSession
 from mcp.types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
-mcp = FastMCP("book per session")
+# The SDK logs an error, with a long traceback, for each GET stream that a DELETE ends.
+mcp = FastMCP("book per session", log_level="CRITICAL")
 books: WeakKeyDictionary[ServerSession, list[str]] = WeakKeyDictionary()
 
 
