@@ -5,22 +5,24 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py
 
 .PHONY: setup setup-mcp1 demo test test-long check format bench clean
 
-setup: .venv/.ready
-
-.venv/.ready: pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh
-	sh scripts/setup.sh
+# The script knows when there is nothing to do.
+setup:
+	@sh scripts/setup.sh
 
 # The MCP SDK 1.x, for the tests that drive its servers and clients beside 2.x.
-setup-mcp1: .venv-mcp1/.ready
-
-.venv-mcp1/.ready: pyproject.toml requirements-mcp1.txt constraints.txt scripts/setup.sh
-	sh scripts/setup.sh mcp1
+setup-mcp1:
+	@sh scripts/setup.sh mcp1
 
 demo: setup
-	.venv/bin/homing demo
+	@.venv/bin/homing demo
 
+# COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+
+# Everything that `make test` runs, and what takes too long for it.
+test-long: setup setup-mcp1
+	$(PYTHON) -m pytest --timeout=1200
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .
@@ -33,5 +35,8 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+bench: setup
+	$(PYTHON) -m benchmarks.forwarding.run
+
 clean:
-	rm -rf .venv .venv-* dist
+	rm -rf .venv .venv-* dist build
