@@ -1,6 +1,6 @@
 """A notebook: the page comes first, then a WebSocket to its kernel, then uploads beside it.
 
-    homing run examples.notebook:app --workers 3 --session cookie:notebook --session "path:/notebooks/{notebook}"
+    homing run examples.notebook:app --workers 3 --session cookie:notebook --session "path:/notebooks/{session}"
 
 The page sets a cookie that names the notebook, the WebSocket brings the cookie, the upload has the
 same ID in its path. All three must reach the process where the notebook lives, else each makes one

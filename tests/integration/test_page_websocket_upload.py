@@ -10,7 +10,7 @@ from tests.support.served import served
 from websockets.asyncio.client import connect
 
 NOTEBOOKS = 12
-OPTIONS = ("--session", "cookie:notebook", "--session", "path:/notebooks/{notebook}")
+OPTIONS = ("--session", "cookie:notebook", "--session", "path:/notebooks/{session}")
 
 
 @dataclass

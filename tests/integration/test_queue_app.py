@@ -12,7 +12,7 @@ from tests.support.served import Served, served
 CLIENTS = 30
 OPTIONS = (
     *("--session", "body:session_hash@/queue/join", "--session", "query:session_hash"),
-    *("--session", "path:/call/predict/{event}", "--learn", "body:event_id@/call/predict"),
+    *("--session", "path:/call/predict/{session}", "--learn", "body:event_id@/call/predict"),
     *("--start", "POST /queue/join", "--max-body", "100000"),
 )
 
