@@ -142,6 +142,7 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
@@ -162,13 +163,16 @@ class SessionRoutingMiddleware:
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
-            if await abort(scope):
-                return
-            raise
+            if kind == "websocket":
+                return  # closed with 1011 by the forwarder
+            if cut is None:
+                raise
+            await abort(cut)
+            return
         if request is not None:
             if hop is not None:
                 hop.mine()
-            await self._serve(request, scope, receive, send)
+            await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
         if self.routes:
@@ -181,10 +185,10 @@ class SessionRoutingMiddleware:
             session_id = new_session_id()
         return RoutedRequest(None, named, session_id, scope)
 
-    async def _serve(self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
+    ) -> None:
         """Run the handler, let its reply pass, and record what became of the session."""
-        cut = scope.get(ABORT_SCOPE_KEY)
-        scope.pop(ABORT_SCOPE_KEY, None)
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
         scope[REQUEST_SCOPE_KEY] = request
@@ -205,13 +209,12 @@ class SessionRoutingMiddleware:
         finally:
             request.leave(failed=failed)
         if request.unrecorded is not None:
-            if watch.begun:
-                if cut is not None:
-                    cut()
-                else:
-                    raise ReplyCutError("the reply made a session known that could not be recorded")
-            else:
+            if not watch.begun:
                 await answer(request.unrecorded, scope, send)
+            elif cut is None:
+                raise ReplyCutError("the reply made a session known that could not be recorded")
+            else:
+                await abort(cut)
 
 
 class ReplyWatch:
@@ -269,17 +272,13 @@ class ReplyWatch:
             self._request.status = message["status"]
 
 
-async def abort(scope: Scope) -> bool:
-    """Abort the client's connection, so that a cut reply cannot look complete; False where the server has no way to.
+async def abort(cut: Callable[[], None]) -> None:
+    """Abort the client's connection, so that a cut reply cannot look complete.
 
-    A server that is told of an error closes the connection, which shows a cut in a reply with a length or in chunks; only
-    a reply that ends with its connection (HTTP/1.0) needs more, and only `homing run`'s protocol class offers it.
+    Only `homing run`'s protocol class offers this. Another server is told of an error, and closes the connection, which
+    shows a cut in a reply with a length or in chunks.
     """
-    cut = scope.get(ABORT_SCOPE_KEY)
-    if cut is None:
-        return False
     cut()
     # The server hears of it in the loop's next turns, and then takes the missing rest for what it is.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    return True

@@ -158,6 +158,9 @@ class RoutedRequest:
             self._scope[ENDED_SCOPE_KEY] = True
         if self.used or turned or ended or worker.lifetimes.holds(session_id):
             worker.lifetimes.served(session_id, self._scope, status)
+        if self.used and not worker.lifetimes.holds(session_id):
+            # It used the session and then failed: what it left is there, so its owner is kept.
+            worker.lifetimes.opened(session_id)
         if ended:
             worker.path_keys.unbind(session_id)
 
