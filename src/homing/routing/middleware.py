@@ -31,7 +31,7 @@ from homing.routing.request import (
 )
 from homing.routing.route import Policy, Routing, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -142,6 +142,7 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         try:
             if hop is None:
@@ -150,6 +151,10 @@ class SessionRoutingMiddleware:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
+                if hop.reason is Reason.SCATTERED:
+                    # As if a client had sent it here: this worker's to answer, wherever it is then served.
+                    hop.mine()
+                    undecided = None
             request: RoutedRequest | None
             if self.worker is None:
                 request = self._alone(named, scope)
@@ -158,8 +163,8 @@ class SessionRoutingMiddleware:
                 request = await routing.route()
                 receive = routing.receive
         except ReplyError as error:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
@@ -170,8 +175,8 @@ class SessionRoutingMiddleware:
             await abort(cut)
             return
         if request is not None:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
