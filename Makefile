@@ -24,5 +24,10 @@ format: setup
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+# Median of a few interleaved rounds; figures that are quoted come from `make bench ROUNDS=15` on a quiet machine.
+ROUNDS := 5
+bench: setup
+	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
+
 clean:
 	rm -rf .venv .venv-* dist
