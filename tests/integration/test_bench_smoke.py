@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
 from benchmarks.forwarding import report
 from benchmarks.forwarding.setups import SETUPS, Setup, serving
 from benchmarks.load import Load, build_loader
@@ -28,9 +27,9 @@ def setup(key: str) -> Setup:
 
 
 def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
+    options = ["--rounds=1", "--seconds=0.5", "--setups=A,H", "--json", f"--out={tmp_path}"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.forwarding.run", "--rounds=1", "--seconds=0.5", "--setups=A,H", "--json"]
-        + ["--out", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks.forwarding.run", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
