@@ -27,6 +27,7 @@ format: setup
 # Median of a few interleaved rounds; figures that are quoted come from `make bench ROUNDS=15` on a quiet machine.
 ROUNDS := 5
 bench: setup
+	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
 
 clean:

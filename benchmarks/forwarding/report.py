@@ -9,13 +9,15 @@ Not here: measuring (`run.py`).
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from benchmarks import machine
+from benchmarks.spread import Spread, spread, table, verdict
 
 Result = dict[str, Any]
 Key = tuple[str, str, str]
@@ -80,37 +82,6 @@ OTHER_RATIOS: Final = (
 MEMORY_GOAL_KIB: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of some rounds, and an interval of order statistics that holds the true median.
-
-    Attributes:
-        coverage: The probability, for any distribution, that the interval holds it: at least 0.95 from six rounds on.
-    """
-
-    median: float
-    low: float
-    high: float
-    coverage: float
-
-    def text(self, digits: int) -> str:
-        return f"{self.median:.{digits}f} ({self.low:.{digits}f}–{self.high:.{digits}f})"
-
-
-def coverage_of(count: int, cut: int) -> float:
-    """P(the median lies between the `cut`-th smallest and largest of `count` values): binomial."""
-    return 1 - 2 * sum(math.comb(count, i) for i in range(cut)) / float(2**count)
-
-
-def spread(values: list[float]) -> Spread:
-    """The narrowest symmetric interval that covers at least 95 %; the whole range where even that covers less."""
-    ordered = sorted(values)
-    cut = 1
-    while 2 * (cut + 1) <= len(ordered) and coverage_of(len(ordered), cut + 1) >= 0.95:
-        cut += 1
-    return Spread(statistics.median(ordered), ordered[cut - 1], ordered[-cut], max(0.0, coverage_of(len(ordered), cut)))
-
-
 def figures(result: Result, key: Key, figure: str) -> list[float | None]:
     """One value per round; None where the round lacks that cell."""
     found: list[float | None] = []
@@ -141,18 +112,6 @@ def extra_memory(result: Result) -> Spread | None:
     """KiB of private memory per worker that homing's have beyond the twin that imports the same."""
     pairs = list(zip(memory(result, "H", "private"), memory(result, "M", "private"), strict=True))
     return spread([ours - twin for ours, twin in pairs]) if pairs else None
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def verdict(value: float, bound: float | None) -> str:
-    if bound is None:
-        return "–"
-    return "reached" if value <= bound else "**missed**"
 
 
 def ratio_row(result: Result, goal: Goal) -> tuple[str, ...]:
@@ -237,15 +196,12 @@ def memory_section(result: Result) -> str:
     return f"## Memory per worker, after a second of `sat`\n\n{table(head, rows)}"
 
 
-def machine_section(result: Result) -> str:
-    machine = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+def measured_section(result: Result) -> str:
     loads = [a_round["load_average_before"] for a_round in result["rounds"]]
     count = len(result["rounds"])
-    interval = spread([float(i) for i in range(count)]).coverage if count else 0.0
+    interval = spread([float(i) for i in range(count)]).coverage
     return (
-        f"{result['date']}, commit {machine['commit'] or 'unknown'}. {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_mib']} MiB, Linux {machine['kernel']}, Python {machine['python']}; {versions}.\n\n"
+        f"{machine.text(result)}\n\n"
         f"{count} rounds of {result['seconds_per_cell']:g} s per cell. Medians, in brackets an interval of order "
         f"statistics that holds the true median with probability {interval:.0%}. Load average before each round: "
         f"{min(loads):.1f} to {max(loads):.1f} (a round itself leaves about 2 behind): more means that others used the "
@@ -260,7 +216,7 @@ def page(result: Result) -> str:
         "# What does routing cost, served where it arrives and forwarded?",
         "Made by `benchmarks/forwarding/report.py` from `rounds.json`; `question.md` says how it is measured. "
         "Do not edit: run `make bench`.",
-        machine_section(result),
+        measured_section(result),
         *(f"Skipped: {line}." for line in result["skipped"]),
         "## Goals",
         "CPU per request of all server processes unless a row says otherwise; ratios are formed inside each round.",

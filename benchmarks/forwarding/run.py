@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import machine
 from benchmarks.forwarding import report
 from benchmarks.forwarding.setups import MEMORY_TWIN, SETUPS, Server, Setup, SetupError, haproxy_program, serving
 from benchmarks.load import Load, Loader, LoaderError, build_loader
@@ -148,14 +145,6 @@ def run_round(loader: Loader, setups: list[Setup], number: int, rounds: int, sec
     }
 
 
-def processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
 def haproxy_version() -> str | None:
     program = haproxy_program()
     if program is None:
@@ -163,35 +152,6 @@ def haproxy_version() -> str | None:
     done = subprocess.run([program, "-v"], capture_output=True, text=True, check=False)
     words = done.stdout.split()
     return words[2] if len(words) > 2 else None
-
-
-def commit() -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    done = subprocess.run(
-        [git, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return done.stdout.strip() or None
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on, for the page."""
-    packages = ("homing", "uvicorn", "uvloop", "httptools", "starlette", "itsdangerous", "msgspec", "aiohttp")
-    versions: dict[str, str | None] = {}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    versions["haproxy"] = haproxy_version()
-    return {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": commit(),
-    }
 
 
 def chosen(keys: str | None) -> tuple[list[Setup], list[str]]:
@@ -236,8 +196,7 @@ def main() -> int:
         say(f"skipped {line}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": machine(),
+        **machine.described(haproxy=haproxy_version()),
         "seconds_per_cell": options.seconds,
         "skipped": skipped,
         "rounds": [],

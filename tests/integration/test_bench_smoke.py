@@ -16,6 +16,7 @@ import pytest
 from benchmarks.forwarding import report
 from benchmarks.forwarding.setups import SETUPS, Setup, serving
 from benchmarks.load import Load, build_loader
+from benchmarks.spread import spread
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,10 +59,10 @@ def test_the_loader_sees_every_reply_of_a_worker_that_does_not_hold_the_session(
 
 
 def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it() -> None:
-    fifteen = report.spread([float(i) for i in range(15)])
+    fifteen = spread([float(i) for i in range(15)])
     assert (fifteen.median, fifteen.low, fifteen.high) == (7, 3, 11)
     assert fifteen.coverage >= 0.95
-    five = report.spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    five = spread([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (five.low, five.high) == (1, 5)
     assert five.coverage < 0.95
 
