@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,7 +39,7 @@ def spread(values: list[float]) -> Spread:
     return Spread(statistics.median(ordered), ordered[cut - 1], ordered[-cut], max(0.0, coverage_of(len(ordered), cut)))
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table; all columns but the first are right-aligned."""
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
