@@ -1,8 +1,8 @@
 """Every error that homing raises on purpose, as one tree.
 
-Each class that can become a reply carries the HTTP `status` and the `code` it answers with (the header `homing-error`), and
-whether the caller may try again (`retry_after_seconds`). Only the router turns errors into replies; the reply shows
-`detail`, which never holds a path, an ID or an errno. The message is for the log.
+Each class that can become a reply carries the HTTP `status` and the `code` it answers with (the header `homing-error`),
+and whether the caller may try again (`retry_after_seconds`). Only the router turns errors into replies; the reply
+shows `detail`, which never holds a path, an ID or an errno. The message is for the log.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class SessionNotRecordedError(ReplyError):
 
 
 class OwnerRefusedError(HomingError):
-    """Nothing was delivered: the worker's private socket is missing or refuses. It means dead if the record still names it."""
+    """Nothing was delivered: the worker's private socket is missing or refuses. Dead, if the record still names it."""
 
 
 class ReplyCutError(HomingError):

@@ -21,6 +21,8 @@ class Named:
             `session_id` is None.
         start_path_key: A key that this start acquires beside its session, read from its body.
         worker: The worker that the request names (`x-ng-session-owner`), only where it names no session.
+        also: Other IDs that the request's body names. A reply that repeats one of them makes no session known, so they
+            cross the hop with the rest.
     """
 
     session_id: SessionId | None = None
@@ -30,6 +32,7 @@ class Named:
     path_key: str | None = None
     start_path_key: str | None = None
     worker: WorkerId | None = None
+    also: tuple[SessionId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,14 @@ class Learned:
 
 
 class Learner(Protocol):
-    """Reads one reply as it passes, and holds back what may carry an ID until that ID is known."""
+    """Reads one reply as it passes, and holds back what may carry an ID until that ID is known.
+
+    Attributes:
+        done: Nothing is held back and nothing more can be learned: later events need not be fed.
+    """
+
+    @property
+    def done(self) -> bool: ...
 
     def feed(self, message: Message) -> Learned:
         """Take the app's next event; say what may leave now, and which IDs that makes known."""

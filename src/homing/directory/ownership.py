@@ -1,0 +1,518 @@
+"""The ownership protocol of one worker: acquire, serve, release, give, over whatever keeps the records.
+
+The rules are DESIGN.md's, section 5. What they come to here:
+
+- Only its owner changes a record while the owner lives. A dead worker's record is changed by whoever first found that
+  worker dead, then took the lock, and then found the same text in the record.
+- A request is served if, in one block without an await, the record names us, memory agrees, and no fence is up.
+- `mine` grows only in a block that has just seen or made a record that names this worker, and shrinks in the block that
+  removes or gives it. A record that names this worker without `mine` means *moving*: nobody serves, nobody adopts.
+
+Everything runs on one event loop, and a block without an await is atomic for this worker. Records are changed on the
+loop (microseconds each); what touches many of them runs in a thread.
+
+Not here: how a session comes here from elsewhere (`restores`), how long ownership lasts (`homing.lifetime`), how a
+request or an ask gets there (`homing.forwarding`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from homing.directory import failpoints
+from homing.directory.base import Counters, Given, Records, StillOwnedError
+from homing.directory.compaction import compact_records
+from homing.directory.waiting import first_of, in_thread
+from homing.errors import (
+    DirectoryError,
+    ForeignRecordError,
+    HomingError,
+    MalformedRecordError,
+    NotHereError,
+    SessionMovingError,
+)
+from homing.rundir import is_worker_id, run_in_forked_child
+from homing.types import SESSION, WorkerId, key_digest
+
+logger = logging.getLogger(__name__)
+
+MAX_LOOKS: Final = 3
+MAX_DEAD_RECORDS: Final = 1_000_000
+
+
+class Entry:
+    """What this worker knows of one session: there is one while any of it is true, never two.
+
+    Attributes:
+        owned: The record names this worker and the session is open here.
+        serving: Requests being served here.
+        fenced: Gives and restores that wait until nothing is served; while there is one, no request enters.
+        taking: Restores and rewrites under way; while there is one, a release leaves the record alone.
+        drop: The session was lost while it was being served: its state goes when the last request leaves.
+        changed: Set when a count falls, for those who wait; None while nobody does.
+    """
+
+    __slots__ = ("changed", "drop", "fenced", "key", "name", "owned", "serving", "taking")
+
+    def __init__(self, key: str, name: str) -> None:
+        self.key = key
+        self.name = name
+        self.owned = False
+        self.serving = 0
+        self.fenced = 0
+        self.taking = 0
+        self.drop = False
+        self.changed: asyncio.Event | None = None
+
+    def tell(self) -> None:
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
+
+
+class Serving:
+    """One request of a session, being served here: `with owners.serving(session_id): …`. Entered once."""
+
+    __slots__ = ("_entry", "_key", "_owners")
+
+    def __init__(self, owners: Ownership, key: str) -> None:
+        self._owners = owners
+        self._key = key
+        self._entry: Entry | None = None
+
+    def __enter__(self) -> None:
+        # One block without an await: look, see that it is ours and not fenced, count. Nothing may come between.
+        owners = self._owners
+        entry = owners._entries.get(self._key)
+        if entry is None or not entry.owned or not owners._records.names_us(entry.name):
+            raise owners._refusal(self._key)
+        if entry.fenced:
+            raise SessionMovingError
+        entry.serving += 1
+        self._entry = entry
+
+    def __exit__(self, *_: object) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.serving -= 1
+            if not entry.serving or entry.changed is not None:
+                self._owners._left(entry)
+
+
+class Ownership:
+    """Which worker currently owns each session, as one worker sees it and shares it with the others.
+
+    Owns its restores: `aclose` awaits them. The records of sessions still owned stay, so that they keep naming this
+    worker once it has exited. In a forked child it owns nothing, releases nothing, and answers every look with
+    DirectoryError.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        routing_id: WorkerId,
+        holds: Callable[[str], bool],
+        *,
+        kind: str = SESSION,
+        drop: Callable[[str], None] | None = None,
+    ) -> None:
+        self.worker_id = routing_id
+        self.kind = kind
+        self.counters = Counters()
+        self._records = records
+        self._holds = holds
+        self._drop = drop
+        self._entries: dict[str, Entry] = {}
+        self._pending: set[Entry] = set()
+        self._owned = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._undo = run_in_forked_child(self._in_child)
+
+    # --- looking ---
+
+    def owner(self, session_id: str) -> WorkerId | None:
+        """The worker that owns the session; None only if nobody does. About 3 µs.
+
+        Raises:
+            ForeignRecordError: its record is of another boot: the session is gone.
+            MalformedRecordError: its record names no worker. DirectoryError: it cannot be read, or the directory is
+            gone.
+        """
+        return self._look(self._name(session_id))
+
+    def mine(self, session_id: str) -> bool:
+        """Whether this worker counts the session among its own; from memory, so look before you trust it."""
+        entry = self._entries.get(session_id)
+        return entry is not None and entry.owned
+
+    def serving(self, session_id: str) -> Serving:
+        """A block in which a request of the session is served here, and counted.
+
+        Entering looks at the record. Leaving uncounts, and releases the session if nothing of it is left.
+
+        Raises (on entering):
+            NotHereError: someone else owns it, or nobody does.
+            SessionMovingError: it is fenced, or its record names this worker while it is not open here.
+            ForeignRecordError, MalformedRecordError, DirectoryError: as `owner`; also if the record vanished.
+        """
+        return Serving(self, session_id)
+
+    def served_now(self, session_id: str) -> int:
+        """How many requests of the session are being served here."""
+        entry = self._entries.get(session_id)
+        return entry.serving if entry is not None else 0
+
+    def owned_ids(self) -> list[str]:
+        """The sessions this worker counts among its own, in no order."""
+        return [entry.key for entry in self._entries.values() if entry.owned]
+
+    def __len__(self) -> int:
+        return self._owned
+
+    def __bool__(self) -> bool:
+        return True  # an owner of nothing is no missing owner: `owners or default` would be a bug
+
+    def __repr__(self) -> str:
+        serving = sum(entry.serving for entry in self._entries.values())
+        return f"<{type(self).__name__} {self.worker_id[:8]}: {self._owned} owned, {serving} serving>"
+
+    # --- acquiring and releasing ---
+
+    def acquire(self, session_id: str) -> WorkerId:
+        """Make this worker the session's owner unless it has one; return the owner.
+
+        The owner is this worker, and the session not `mine`, while the session is moving here or away: `serving` says
+        so.
+
+        Raises:
+            ForeignRecordError, MalformedRecordError: as `owner`.
+            DirectoryError: no record could be made or read; nothing has changed, and the caller may retry.
+        """
+        entry = self._entries.get(session_id)
+        if entry is not None and entry.owned:
+            owner = self._look(entry.name)
+            if owner == self.worker_id:
+                return owner
+            if owner is None:
+                raise self._vanished(entry)
+            self._lose(entry, owner)
+            return owner
+        name = entry.name if entry is not None else key_digest(self.kind, session_id)
+        if entry is not None and entry in self._pending and self._records.names_us(name):
+            self._own(entry)  # released already but for its record
+            self.counters.acquired += 1
+            return self.worker_id
+        for _ in range(MAX_LOOKS):
+            if self._records.create(name):
+                if failpoints.on is not None:
+                    failpoints.hit("acquire.after_symlink")
+                self._own(entry or self._entry(session_id, name))
+                self.counters.acquired += 1
+                return self.worker_id
+            if (owner := self._look(name)) is not None:
+                return owner
+            # Released between the two: try again, within bounds, since each try may meet another such owner.
+        raise DirectoryError(f"owner record {name[:12]} came and went {MAX_LOOKS} times while it was acquired")
+
+    def release(self, session_id: str) -> None:
+        """Stop owning the session, unless it is being served, held, moving, or not owned here. Does not raise.
+
+        A record that cannot be removed now is kept as pending, and `release_pending` tries again.
+        """
+        # One block without an await: check, look, unlink, forget.
+        entry = self._entries.get(session_id)
+        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):
+            return
+        self._remove(entry)
+
+    def release_pending(self) -> int:
+        """Try again what a release could not remove; return how many remain. The sweeper calls it."""
+        for entry in list(self._pending):
+            if not entry.taking:
+                self._remove(entry)
+        return len(self._pending)
+
+    def disown(self, session_id: str) -> None:
+        """Forget a session whose record no longer names this worker.
+
+        Raises:
+            StillOwnedError: the record names this worker. DirectoryError: the record cannot be read.
+        """
+        entry = self._entries.get(session_id)
+        if entry is None or not entry.owned:
+            return
+        with contextlib.suppress(ForeignRecordError, MalformedRecordError):  # neither names this worker
+            if self._look(entry.name) == self.worker_id:
+                raise StillOwnedError(session_id)
+        self._forget(entry)
+
+    # --- giving: rule 6 at the owner ---
+
+    async def give(
+        self, session_id: str, to: WorkerId, *, timeout_seconds: float, hung_up: asyncio.Event | None = None
+    ) -> Given:
+        """Give the session to a worker that asked for it: fence, wait until nothing of it is served here, rename.
+
+        New requests get SessionMovingError meanwhile. The state goes with `drop(session_id)`. Cancelled, it changes
+        nothing.
+
+        Args:
+            timeout_seconds: After that the fence is lifted and the answer is BUSY; nothing has changed.
+            hung_up: Set when the asker is gone; the same.
+        """
+        if not is_worker_id(to) or to == self.worker_id:
+            raise ValueError(f"a session is given to another worker, not to {to!r}")
+        entry = self._entries.get(session_id)
+        if entry is None or not (entry.owned or entry.taking):
+            return self._answered(self._not_given(self._name(session_id)))
+        entry.fenced += 1
+        try:
+            if failpoints.on is not None:
+                failpoints.hit("give.fenced")
+            # A session on its way here is given once it is open: asked for in turn, it would go to and fro.
+            quiet = await self._until(
+                entry,
+                lambda: not entry.serving and not entry.taking,
+                timeout_seconds=timeout_seconds,
+                stop=hung_up,
+            )
+            return self._answered(self._give_now(entry, to) if quiet else Given.BUSY)
+        finally:
+            entry.fenced -= 1
+            entry.tell()
+            self._prune(entry)
+
+    def _give_now(self, entry: Entry, to: WorkerId) -> Given:
+        try:
+            prepared = self._records.prepare(to)  # what can fail comes first, while nothing has changed
+        except DirectoryError as error:
+            logger.warning("session %s cannot be given now: %s", entry.name[:12], error)
+            return Given.BUSY
+        if not entry.owned or not self._records.names_us(entry.name):
+            self._records.discard(prepared)
+            return self._not_given(entry.name)
+        self._forget(entry)
+        self._drop_state(entry)
+        if failpoints.on is not None:
+            failpoints.hit("give.before_rename")
+        try:
+            self._records.replace(prepared, entry.name)
+        except DirectoryError:
+            # The state is dropped, so the record must not name us: without one the asker's restore opens the session.
+            logger.exception("session %s was dropped and could not be given", entry.name[:12])
+            self._records.discard(prepared)
+            self._remove(entry)
+            return Given.BUSY
+        if failpoints.on is not None:
+            failpoints.hit("give.after_rename")
+        self.counters.given += 1
+        return Given.GIVEN
+
+    def _not_given(self, name: str) -> Given:
+        """What to answer for a session that is not open here."""
+        try:
+            return Given.BUSY if self._look(name) == self.worker_id else Given.NOT_MINE
+        except (ForeignRecordError, MalformedRecordError):
+            return Given.NOT_MINE  # the asker looks again, and finds the same
+        except DirectoryError as error:
+            logger.warning("session %s cannot be given now: %s", name[:12], error)
+            return Given.BUSY
+
+    def _answered(self, answer: Given) -> Given:
+        self.counters.busy += answer is Given.BUSY
+        return answer
+
+    # --- compaction ---
+
+    async def compact(self, limit: int = MAX_DEAD_RECORDS) -> int:
+        """Remove the records of the oldest dead workers beyond `limit` records of dead workers; return how many went.
+
+        Their sessions are then unowned, no longer gone. Reads every record, in a thread; cancelled, the thread goes on
+        and `aclose` awaits it.
+
+        Raises:
+            DirectoryBusyError: the lock was not free. DirectoryError: the records cannot be read.
+        """
+        removed = 0
+
+        async def run() -> None:
+            nonlocal removed
+            removed = await in_thread(lambda: compact_records(self._records, self.counters, limit))
+
+        await asyncio.shield(self._start(run()))
+        if removed:
+            self.counters.compacted += removed
+            logger.warning(
+                "more than %d owner records of exited workers: the oldest %d went, and their sessions are unowned now",
+                limit,
+                removed,
+            )
+        return removed
+
+    # --- closing ---
+
+    async def aclose(self) -> None:
+        """Wait for every restore, rewrite and compaction under way, then let go of the directory. Twice is fine.
+
+        The records of sessions still owned stay. Each ask ends by itself, so this does; cancelled, call it again.
+        """
+        self._closed = True
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self._undo()
+        self._records.close()
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        if self._closed:
+            work.close()
+            raise DirectoryError("this worker is stopping: it takes no more sessions")
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, HomingError):
+            logger.error("a restore failed", exc_info=error)
+
+    def _in_child(self) -> None:
+        """After a fork: what the parent owns is not ours; requests that this copy thinks it serves have no effect."""
+        for entry in self._entries.values():
+            entry.owned = entry.drop = False
+        self._entries.clear()
+        self._pending.clear()
+        self._owned = 0
+        self._tasks.clear()
+
+    # --- one block each: no await below, except where a method says async ---
+
+    def _name(self, session_id: str) -> str:
+        entry = self._entries.get(session_id)
+        return entry.name if entry is not None else key_digest(self.kind, session_id)
+
+    def _look(self, name: str) -> WorkerId | None:
+        text = self._records.read(name)
+        return None if text is None else self._records.owner_in(text, name)
+
+    def _entry(self, key: str, name: str) -> Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(key, name)
+        return entry
+
+    def _prune(self, entry: Entry) -> None:
+        """Drop an entry of which nothing is true any more."""
+        used = entry.owned or entry.serving or entry.fenced or entry.taking or entry in self._pending
+        if not used and self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+
+    def _own(self, entry: Entry) -> None:
+        self._owned += not entry.owned
+        entry.owned = True
+        entry.drop = False
+        self._pending.discard(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._owned -= entry.owned
+        entry.owned = False
+        self._prune(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        """Unlink the record if it names us, and forget; a record that cannot be unlinked stays pending."""
+        try:
+            text = self._records.read(entry.name)
+            if text is not None and self._records.names_us(entry.name):
+                self._records.remove(entry.name)
+                if failpoints.on is not None:
+                    failpoints.hit("release.after_unlink")
+                self.counters.released += 1
+            self._pending.discard(entry)
+        except MalformedRecordError:
+            self._pending.discard(entry)  # not ours any more, whoever wrote it
+        except DirectoryError as error:
+            # Its state is gone, so it is not ours to serve; its record is, until the unlink succeeds.
+            if entry not in self._pending:
+                logger.warning("session %s is released later: %s", entry.name[:12], error)
+            self._pending.add(entry)
+            self.counters.release_failures += 1
+        self._forget(entry)
+
+    def _left(self, entry: Entry) -> None:
+        """A request left: tell those who wait, and release the session if it was the last and nothing is held."""
+        entry.tell()
+        if entry.serving:
+            return
+        if entry.owned:
+            self.release(entry.key)
+        elif entry.drop:
+            entry.drop = False
+            self._drop_state(entry)
+        self._prune(entry)
+
+    def _lose(self, entry: Entry, owner: WorkerId) -> None:
+        """Memory says ours, the record another's: someone took this worker for dead, and the state here is stale."""
+        self.counters.lost += 1
+        logger.error("session %s was taken from this live worker by worker %s", entry.name[:12], owner)
+        if entry.serving:
+            entry.drop = True
+        self._forget(entry)
+        if not entry.serving:
+            self._drop_state(entry)
+
+    def _drop_state(self, entry: Entry) -> None:
+        if self._drop is None:
+            return
+        try:
+            self._drop(entry.key)
+        except Exception:  # what it holds is the app's, and half of a give is no place to stop
+            logger.exception("dropping the state of session %s failed", entry.name[:12])
+
+    def _refusal(self, session_id: str) -> HomingError:
+        """Why a request cannot enter."""
+        entry = self._entries.get(session_id)
+        try:
+            owner = self._look(self._name(session_id))
+        except HomingError as error:
+            return error
+        if owner == self.worker_id:
+            return SessionMovingError()
+        if entry is not None and entry.owned:
+            if owner is None:
+                return self._vanished(entry)
+            self._lose(entry, owner)
+        return NotHereError()
+
+    def _vanished(self, entry: Entry) -> DirectoryError:
+        return DirectoryError(
+            f"owner record {entry.name[:12]} of a session that is open here is gone: someone removed it"
+        )
+
+    # --- waiting ---
+
+    async def _until(
+        self,
+        entry: Entry,
+        condition: Callable[[], bool],
+        *,
+        timeout_seconds: float | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> bool:
+        """Wait until the condition holds; False if `stop` is set, or the time has passed, before that."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
+        while stop is None or not stop.is_set():
+            if condition():
+                return True
+            if deadline is not None and loop.time() >= deadline:
+                return False
+            if entry.changed is None:
+                entry.changed = asyncio.Event()
+            events = [entry.changed] if stop is None else [entry.changed, stop]
+            await first_of(events, None if deadline is None else deadline - loop.time())
+        return False

@@ -1,0 +1,372 @@
+"""One forwarded request, from the side of the worker that owns its session: the app's events and its `Hop`.
+
+Invariant: the app sees what the server that accepted the request would show it, and nothing of a request is left on the
+connection when the exchange lets go of it. After the complete reply it lets go at once; the app may go on without it.
+
+Not here: connections and tasks (`receiver.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from homing.forwarding.base import HOP_SCOPE_KEY
+from homing.forwarding.frames import (
+    BODY,
+    BODY_NONE,
+    BODY_OPEN,
+    BODY_WHOLE,
+    END,
+    GONE,
+    LAST,
+    MINE,
+    MINE_FIRST,
+    NOT_MINE,
+    PULL,
+    RAISED,
+    START,
+    WHOLE,
+    WHOLE_EVENT_BYTES,
+    MalformedFrameError,
+    Request,
+    event_frame,
+    pieces,
+    read_event,
+    request_scope,
+    start_head,
+)
+from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
+from homing.types import ASGIApp, Message, Reason
+
+if TYPE_CHECKING:
+    from homing.forwarding.receiver import PeerConnection
+
+logger = logging.getLogger("homing.forwarding.receiver")
+
+_REASONS: Final = tuple(Reason)
+
+
+class ClientGoneError(OSError):
+    """The client, or the worker that it is connected to, has left; raised by `send` where the server's would raise."""
+
+
+class ReceivedRequest:
+    """A request that another worker sent here. Implements `Hop`.
+
+    Borrows the connection, until the reply is complete, the app has returned, or the connection is lost.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_body_open",
+        "_connection",
+        "_decided",
+        "_events",
+        "_flag",
+        "_gone",
+        "_is_http",
+        "_pull_due",
+        "_raises",
+        "_start",
+        "_started",
+        "_trailers",
+        "_waiting_bytes",
+        "app_task",
+        "note",
+        "reason",
+        "scope",
+    )
+
+    def __init__(self, connection: PeerConnection, request: Request, payload: bytes) -> None:
+        try:
+            self.reason = _REASONS[request.reason]
+            asgi = request.scope["asgi"]
+            self._raises = tuple(map(int, asgi.get("spec_version", "2.0").split("."))) >= (2, 4)
+        except (IndexError, KeyError, AttributeError, ValueError) as error:
+            raise MalformedFrameError("the reason or the scope of a request cannot be read") from error
+        self.note = request.note
+        self.scope = request_scope(request)
+        self.app_task: asyncio.Task[None] | None = None
+        self._connection: PeerConnection | None = connection
+        self._decided = False
+        self._flag = 0
+        """MINE_FIRST while *mine* waits for a frame to share a write with."""
+        self._is_http = self.scope["type"] == "http"
+        self._events: deque[Message] = deque()
+        self._waiting_bytes = 0
+        self._arrived: asyncio.Event | None = None
+        self._gone: Message | None = None
+        """The event that says that the client has left, once it is known."""
+        self._start: tuple[Message, bytes] | None = None
+        """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
+        self._started = False
+        self._trailers = False
+        self._body_open = request.body == BODY_OPEN
+        """The forwarder sends the body without being asked, after *mine*."""
+        self._pull_due = not self._body_open
+        """The forwarder takes nothing from its server before it is told that the app waits."""
+        if not self._is_http:
+            self._pull_due = False
+            self._events.append({"type": "websocket.connect"})
+        elif request.body == BODY_NONE:
+            self._events.append({"type": "http.request", "body": b"", "more_body": False})
+        elif request.early:
+            self._take_early(request, payload)
+        if sum(request.early) != len(payload) or (request.body == BODY_WHOLE and not request.early):
+            raise MalformedFrameError("the early body of a request has another size than was said")
+
+    def _take_early(self, request: Request, payload: bytes) -> None:
+        position = 0
+        for size in request.early:
+            body = payload[position : position + size]
+            self._events.append({"type": "http.request", "body": body, "more_body": True})
+            position += size
+        if request.body == BODY_WHOLE:
+            self._events[-1]["more_body"] = False
+
+    def __repr__(self) -> str:
+        return f"<ReceivedRequest {self.reason.name} {'decided' if self._decided else 'undecided'}>"
+
+    # --- Hop ---
+
+    def mine(self) -> None:
+        if self._decided:
+            raise RuntimeError("a forwarded request is decided once")
+        self._decided = True
+        self._flag = MINE_FIRST
+        connection = self._connection
+        if connection is not None:
+            if self._body_open:
+                connection.loop.call_soon(self.flush)
+            else:
+                # Nobody waits for this answer alone: it takes the reply's write, or a later one of many.
+                connection.receiver.flush_later(self)
+
+    def not_mine(self) -> None:
+        if self._decided:
+            raise RuntimeError("a forwarded request is decided once")
+        self._decided = True
+        connection = self._connection
+        if connection is not None:
+            connection.receiver.counters.not_mine += 1
+            connection.write(NOT_MINE)
+            self._let_go(connection)
+
+    def flush(self) -> None:
+        """Write what waits for something to share a write with."""
+        connection = self._connection
+        if connection is None:
+            return
+        if self._start is not None:
+            self._write_start(connection)
+        elif self._flag:
+            self._flag = 0
+            connection.write(MINE)
+
+    def _write(self, connection: PeerConnection, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
+        if self._start is not None:
+            self._write_start(connection)
+        if self._flag:
+            kind |= self._flag
+            self._flag = 0
+        connection.write(kind, head, payload)
+
+    def _write_start(self, connection: PeerConnection) -> None:
+        assert self._start is not None
+        _, head = self._start
+        self._start = None
+        connection.write(START | self._flag, head)
+        self._flag = 0
+
+    def _let_go(self, connection: PeerConnection) -> None:
+        self._connection = None
+        self._start = None
+        self._events.clear()
+        connection.exchange_ended()
+        if self._arrived is not None:
+            self._arrived.set()
+
+    # --- from the forwarder ---
+
+    def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
+        """An event of the request has arrived."""
+        if kind in (BODY, LAST):
+            if not self._is_http:
+                raise MalformedFrameError("a WebSocket has no body")
+            self._events.append({"type": "http.request", "body": payload, "more_body": kind == BODY})
+            if kind == LAST:
+                self._pull_due = True
+        elif kind == GONE:
+            self._gone = (
+                {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+            )
+        else:
+            event = read_event(kind, head, payload, "websocket.receive")
+            if event["type"] == "websocket.disconnect":
+                self._gone = event
+            else:
+                self._events.append(event)
+        self._waiting_bytes += len(head) + len(payload) + FRAME_COST_BYTES
+        if self._waiting_bytes > READ_AHEAD_BYTES and self._connection is not None:
+            self._connection.pause_reading()
+        if self._arrived is not None:
+            self._arrived.set()
+
+    def connection_lost(self) -> None:
+        """The forwarder is gone, and the client with it."""
+        self._connection = None
+        self._start = None
+        self._events.clear()
+        if self._gone is None:
+            self._gone = (
+                {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+            )
+        if self._arrived is not None:
+            self._arrived.set()
+
+    async def receive(self) -> Message:
+        """The app's `receive`. A body beyond what came with the first frame is there only after `mine`."""
+        while True:
+            connection = self._connection
+            if self._events:
+                event = self._events.popleft()
+                if connection is not None and connection.read_paused:
+                    self._taken(connection)
+                return event
+            if self._gone is not None:
+                return dict(self._gone)
+            if connection is None:
+                # The reply is complete: as a server does, say that there is nothing more to come.
+                return {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+            if not self._decided:
+                raise RuntimeError("more of a forwarded request arrives only after the hop's mine()")
+            if connection.read_paused:
+                self._taken(connection)
+            if self._pull_due:
+                self._pull_due = False
+                self._write(connection, PULL)
+            if self._arrived is None:
+                self._arrived = asyncio.Event()
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _taken(self, connection: PeerConnection) -> None:
+        """Read on once the app has taken half of what was read ahead. Sizes are summed anew: it is seldom paused."""
+        waiting = sum(FRAME_COST_BYTES + _size(event) for event in self._events)
+        if waiting <= READ_AHEAD_BYTES // 2:
+            self._waiting_bytes = waiting
+            connection.resume_reading()
+
+    # --- to the forwarder ---
+
+    async def send(self, message: Message) -> None:
+        """The app's `send`: waits while the client is slow, raises or is silent after it left, as the server's would.
+
+        Raises:
+            NotCarriedError: the event holds something that cannot cross.
+            ClientGoneError: the client has left, and the server's `send` raises then (ASGI spec version 2.4 and later).
+            RuntimeError: the event is out of order, or the request is not this worker's.
+        """
+        connection = self._connection
+        if connection is not None and connection.write_paused:
+            await connection.writable()
+            connection = self._connection
+        if connection is None or self._gone is not None:
+            self._send_without_client(message)
+            return
+        kind: str = message["type"]
+        if kind == "http.response.body" and len(message) <= 3:
+            await self._send_body(connection, message)
+        elif kind == "http.response.start":
+            self._send_start(connection, message)
+        elif not self._decided:
+            raise RuntimeError("a forwarded request is answered after the hop's mine()")
+        else:
+            self._write(connection, *event_frame(message))
+
+    def _send_without_client(self, message: Message) -> None:
+        if self._gone is None:
+            if self._started:
+                raise RuntimeError(
+                    f"Unexpected ASGI message '{message['type']}' sent, after response already completed."
+                )
+            raise RuntimeError("a request that is not this worker's is not answered here")
+        if self._raises:
+            raise ClientGoneError("the client has left")
+
+    def _send_start(self, connection: PeerConnection, message: Message) -> None:
+        if not self._decided:
+            raise RuntimeError("a forwarded request is answered after the hop's mine()")
+        if self._started or not self._is_http:
+            raise RuntimeError(f"Expected ASGI message 'http.response.body', but got '{message['type']}'.")
+        head = start_head(message)
+        self._started = True
+        if head is None:
+            self._trailers = bool(message.get("trailers", False))
+            self._write(connection, *event_frame(message))
+            return
+        self._start = (message, head)
+        connection.loop.call_soon(self.flush)
+
+    async def _send_body(self, connection: PeerConnection, message: Message) -> None:
+        if not self._started:
+            raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{message['type']}'.")
+        body = message.get("body", b"")
+        if type(body) is not bytes:
+            body = bytes(memoryview(body))
+        more = message.get("more_body", False)
+        if len(body) > WHOLE_EVENT_BYTES:
+            for piece in pieces(body):
+                self._write(connection, BODY, b"", piece)
+                if connection.write_paused:
+                    await connection.writable()
+                if self._connection is None or self._gone is not None:
+                    self._send_without_client(message)
+                    return
+            body = b""
+            if more:
+                return
+        if more or self._trailers:
+            self._write(connection, BODY if more else LAST, b"", body)
+            return
+        if self._start is not None:
+            _, head = self._start
+            connection.write(WHOLE | self._flag, head, body)
+            self._start = None
+            self._flag = 0
+        else:
+            self._write(connection, LAST, b"", body)
+        self._let_go(connection)
+
+    # --- the app ---
+
+    async def run(self, app: ASGIApp) -> None:
+        """Run the app, and tell the forwarder how it ended, unless its reply was complete."""
+        self.scope[HOP_SCOPE_KEY] = self
+        try:
+            await app(self.scope, self.receive, self.send)
+        except ClientGoneError:
+            self._end(END)
+        except Exception:
+            logger.exception("the app raised in a forwarded request")
+            self._end(RAISED)
+        except BaseException:
+            connection = self._connection
+            if connection is not None:
+                connection.abort()
+            raise
+        else:
+            self._end(END)
+
+    def _end(self, kind: int) -> None:
+        connection = self._connection
+        if connection is not None:
+            self._write(connection, kind)
+            self._let_go(connection)
+
+
+def _size(event: Message) -> int:
+    return sum(len(value) for value in event.values() if isinstance(value, bytes | str))

@@ -1,0 +1,305 @@
+"""Send a request to the worker that owns its session, and relay that worker's reply.
+
+The owner first says *mine* or *not mine*. Until then the forwarder keeps what it took from the client, so that the
+request can go elsewhere; after it, the request is the owner's alone.
+
+Invariant: a request whose first frame may have been read in full is never sent again. A stream socket tells: a failed
+write, or a reset, which Linux gives when the other end closed with bytes unread, and nothing but the first frame is
+written before the answer.
+
+Not here: who owns a session and what a failure means for the client (`homing.routing`); connections (`pool.py`); the
+relaying of one request (`relay.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from homing.errors import (
+    OwnerBusyError,
+    OwnerRefusedError,
+    OwnerTimeoutError,
+    OwnerUnreachableError,
+    RemoteAppError,
+    ReplyCutError,
+)
+from homing.forwarding.base import Answer
+from homing.forwarding.frames import ANSWER, ASK, MalformedFrameError, decode_value, encode_value
+from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
+from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
+from homing.forwarding.replay import Replayable, replayable
+from homing.rundir import worker_socket_path
+from homing.types import Reason, Scope, Send, WorkerId
+
+__all__ = ["Counters", "Forwarder", "Replayable", "replayable"]
+
+_TICKS_PER_OWNER_TIMEOUT: Final = 10
+
+
+@dataclass(slots=True)
+class Counters:
+    """What became of requests that this worker forwarded."""
+
+    forwarded: int = 0
+    not_mine: int = 0
+    refused: int = 0
+    busy: int = 0
+    timed_out: int = 0
+    unreachable: int = 0
+    cut: int = 0
+    raised: int = 0
+    asked: int = 0
+    opened: int = 0
+    retried: int = 0
+
+
+class Forwarder:
+    """Forwards requests to their owners, over one pool of connections per owner.
+
+    Owns its pools: each opens on first use and closes when its owner refuses or the forwarder is closed. Borrows
+    `receive` and `send`. Cancelled, it drops the owner's connection, so the owner's app sees a client disconnect.
+
+    Args:
+        socket_dir: Where the workers' private sockets are (`homing.rundir.worker_socket_path`).
+        owner_timeout_seconds: How long an owner may take to say *mine* or *not mine*, to a tenth of it. There is no limit after
+            that answer: the app may take as long as with one worker.
+        idle_seconds: How long an unused connection is kept. Less than the receiver's, so that this end lets go first.
+    """
+
+    def __init__(self, socket_dir: str, *, owner_timeout_seconds: float = 30.0, idle_seconds: float = 15.0) -> None:
+        self.counters = Counters()
+        self._socket_dir = socket_dir
+        self._owner_timeout = owner_timeout_seconds
+        self._idle_seconds = idle_seconds
+        self._tick_seconds = min(1.0, idle_seconds / 4, owner_timeout_seconds / _TICKS_PER_OWNER_TIMEOUT)
+        self._pools: dict[WorkerId, OwnerPool] = {}
+        self._ticker: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        live = sum(len(pool.live) for pool in self._pools.values())
+        idle = sum(len(pool.idle) for pool in self._pools.values())
+        return f"<Forwarder: {len(self._pools)} owners, {live} live, {idle} idle{', closed' if self._closed else ''}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Drop all connections. What is under way fails as if its owner were lost; what comes later is busy."""
+        self._closed = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        for pool in self._pools.values():
+            pool.drop()
+        self._pools.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def forward(  # noqa: PLR0917
+        self,
+        owner: WorkerId,
+        reason: Reason,
+        note: tuple[object, ...],
+        scope: Scope,
+        receive: Replayable,
+        send: Send,
+    ) -> bool:
+        """Have `owner` handle a request, and relay its reply.
+
+        Args:
+            reason: Why the request is sent there.
+            note: What the receiving router should know of it: values that msgpack carries.
+            receive: The server's `receive`, wrapped once per request by `replayable`. What was taken from it is given
+                again by the same object after False, `OwnerRefusedError` and `OwnerBusyError`, for the next try.
+
+        Returns:
+            True: the owner handled it, and its whole reply was relayed, or as much as its app sent before it returned,
+            or as the client stayed for. False: the owner says *not mine*, and nothing ran.
+
+        Raises:
+            OwnerRefusedError: nothing was delivered; the worker does not listen. Dead, if the record still names it.
+            OwnerBusyError: nothing was delivered; the worker is alive, and full, or this one has no descriptors.
+            OwnerTimeoutError: neither *mine* nor *not mine* in time; a later answer is not heard. Outcome unknown.
+            OwnerUnreachableError: the connection broke before the reply; the outcome is unknown.
+            ReplyCutError: the connection broke inside the reply. A WebSocket has then been closed with 1011.
+            RemoteAppError: the app raised there, where the traceback was logged; react as to an app of this worker.
+            NotCarriedError: the note, or the scope, cannot cross.
+
+        Cancelled, it drops the connection; the request may have run.
+        """
+        counters = self.counters
+        try:
+            pool = self._pool(owner)
+            connection = pool.take()
+            pooled = connection is not None
+            if connection is None:
+                connection = await self._open(pool)
+            while True:
+                relay = Relay(connection, self._owner_timeout, self._tasks, scope, receive, send)
+                try:
+                    mine = await relay.run(reason, note)
+                except UndeliveredError as lost:
+                    # A connection that went while it was idle says nothing about its owner; a new one does.
+                    await receive.rewind_after(relay.stopped())
+                    if not pooled:
+                        raise OwnerRefusedError(
+                            f"worker {owner} closed its private socket before it read the request"
+                        ) from lost.__cause__
+                    counters.retried += 1
+                    pooled = False
+                    connection = await self._open(self._pool(owner))
+                    continue
+                except OwnerBusyError:
+                    await receive.rewind_after(relay.stopped())
+                    raise
+                if mine:
+                    counters.forwarded += 1
+                else:
+                    await receive.rewind_after(relay.stopped())
+                    counters.not_mine += 1
+                return mine
+        except OwnerRefusedError:
+            counters.refused += 1
+            self._drop_pool(owner)
+            raise
+        except OwnerBusyError:
+            counters.busy += 1
+            raise
+        except OwnerTimeoutError:
+            counters.timed_out += 1
+            raise
+        except OwnerUnreachableError:
+            counters.unreachable += 1
+            raise
+        except ReplyCutError:
+            counters.cut += 1
+            raise
+        except RemoteAppError:
+            counters.raised += 1
+            raise
+
+    async def ask(
+        self, owner: WorkerId, kind: str, key: str, asker: WorkerId, *, deadline_seconds: float | None = None
+    ) -> Answer:
+        """Ask `owner` to give the session or path `key` to `asker` (`DESIGN.md`, rule 6).
+
+        Args:
+            deadline_seconds: How long to wait for the answer; None waits as long as the connection holds.
+
+        Raises:
+            OwnerRefusedError, OwnerBusyError, OwnerUnreachableError: as `forward`.
+            OwnerTimeoutError: no answer within `deadline_seconds`.
+
+        Cancelled or timed out, it hangs up, which the owner is told; whether it has given by then is unknown.
+        """
+        self.counters.asked += 1
+        head = encode_value([kind, key, asker], "the question")
+        pool = self._pool(owner)
+        connection = pool.take()
+        pooled = connection is not None
+        if connection is None:
+            connection = await self._open(pool)
+        while True:
+            try:
+                return await self._answer(connection, head, deadline_seconds)
+            except UndeliveredError as lost:
+                if not pooled:
+                    self._drop_pool(owner)
+                    raise OwnerRefusedError(
+                        f"worker {owner} closed its private socket before it read the question"
+                    ) from lost.__cause__
+            self.counters.retried += 1
+            pooled = False
+            connection = await self._open(self._pool(owner))
+
+    async def _answer(self, connection: OwnerConnection, head: bytes, deadline_seconds: float | None) -> Answer:
+        connection.exchange = _Question()
+        connection.write(ASK, head)
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                frame = await connection.next_frame()
+            answer = _read_answer(connection, frame)
+        except TimeoutError:
+            connection.abort()
+            raise OwnerTimeoutError(
+                f"worker {connection.pool.owner} did not say within {deadline_seconds} seconds whether it gives a key"
+            ) from None
+        except BaseException:
+            connection.abort()
+            raise
+        connection.pool.give_back(connection)
+        return answer
+
+    # --- pools ---
+
+    def _pool(self, owner: WorkerId) -> OwnerPool:
+        pool = self._pools.get(owner)
+        if pool is None:
+            if self._closed:
+                raise OwnerBusyError("this worker is stopping, and forwards nothing more")
+            loop = asyncio.get_running_loop()
+            pool = self._pools[owner] = OwnerPool(owner, worker_socket_path(self._socket_dir, owner), loop)
+            if self._ticker is None:
+                self._ticker = loop.call_later(self._tick_seconds, self._tick)
+        return pool
+
+    async def _open(self, pool: OwnerPool) -> OwnerConnection:
+        connection = await pool.open()
+        self.counters.opened += 1
+        if self._closed:
+            connection.abort()
+            raise OwnerBusyError("this worker is stopping, and forwards nothing more")
+        return connection
+
+    def _drop_pool(self, owner: WorkerId) -> None:
+        pool = self._pools.pop(owner, None)
+        if pool is not None:
+            pool.drop_idle(used_before=float("inf"))
+            if not pool.unused():
+                self._pools[owner] = pool  # requests under way end on their own, and the ticker watches over them
+
+    def _tick(self) -> None:
+        """One timer for all connections: nothing is armed, and nothing cancelled, for each request."""
+        self._ticker = None
+        for owner, pool in list(self._pools.items()):
+            now = pool.loop.time()
+            pool.expire(now)
+            pool.drop_idle(used_before=now - self._idle_seconds)
+            if pool.unused():
+                del self._pools[owner]
+        if self._pools:
+            loop = asyncio.get_running_loop()
+            self._ticker = loop.call_later(self._tick_seconds, self._tick)
+
+
+def _read_answer(connection: OwnerConnection, frame: Frame | None) -> Answer:
+    if frame is None:
+        raise failed_before_answer(connection)
+    kind, head, _ = frame
+    try:
+        if kind == ANSWER:
+            return Answer(decode_value(head))
+    except (MalformedFrameError, ValueError):
+        pass
+    raise OwnerUnreachableError(f"worker {connection.pool.owner} answered a question with something else")
+
+
+class _Question:
+    """An exchange that expects one answer only."""
+
+    def mine_received(self) -> None: ...
+
+    def pull_received(self) -> None: ...

@@ -1,0 +1,345 @@
+"""A worker's private socket: takes the requests that other workers send, and calls the app with them.
+
+The socket is 0600 in a 0700 directory, and whoever connects must have this process's user ID: a request's origin is the
+socket it came through, which no client reaches, never something that a client can send.
+
+Invariant: every app call, connection and descriptor here ends before `aclose` returns, and the socket's file goes last.
+
+Not here: one request's events (`exchange.py`); who may be served (the app that is called: `homing.routing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from homing.forwarding.base import Answer
+from homing.forwarding.exchange import ReceivedRequest
+from homing.forwarding.frames import (
+    ANSWER,
+    ASK,
+    FROM_FORWARDER,
+    REQUEST,
+    MalformedFrameError,
+    decode_value,
+    encode_value,
+    read_request,
+)
+from homing.forwarding.stream import FrameStream
+from homing.types import ASGIApp
+
+logger = logging.getLogger(__name__)
+
+OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
+"""Called with kind, key, the asking worker's ID, and an event that is set when it hangs up."""
+
+_MINE_WITHIN_SECONDS: Final = 0.02
+_NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class Counters:
+    """What came through the private socket."""
+
+    received: int = 0
+    not_mine: int = 0
+    asked: int = 0
+    malformed: int = 0
+    strangers: int = 0
+
+
+class PeerConnection(FrameStream):
+    """One connection from another worker."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__()
+        self.receiver = receiver
+        self.loop = receiver.loop
+        self.idle_since = 0.0
+        self.busy = False
+        self._request: ReceivedRequest | None = None
+        self._hung_up: asyncio.Event | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.idle_since = self.loop.time()
+        self.receiver.connections.add(self)
+
+    def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
+        request = self._request
+        if kind == REQUEST:
+            if self.busy:
+                raise MalformedFrameError("a request came before the one before it was done with")
+            self.busy = True
+            self._request = request = ReceivedRequest(self, read_request(head), payload)
+            self.receiver.start(request)
+        elif kind == ASK:
+            if self.busy:
+                raise MalformedFrameError("a question came before a request was done with")
+            question = decode_value(head)
+            if not (
+                isinstance(question, list) and len(question) == 3 and all(isinstance(text, str) for text in question)
+            ):
+                raise MalformedFrameError("a question has a kind, a key and an asker")
+            self.busy = True
+            self._hung_up = asyncio.Event()
+            self.receiver.answer(self, question[0], question[1], question[2], self._hung_up)
+        elif request is not None:
+            request.frame_received(kind, head, payload)
+        elif kind not in FROM_FORWARDER:
+            raise MalformedFrameError(f"a forwarder sent a frame of kind {kind}")
+        # Anything else belongs to a request that is done with: its reply was complete before its body was.
+
+    def malformed(self) -> None:
+        self.receiver.counters.malformed += 1
+
+    def exchange_ended(self) -> None:
+        """The request or the question is done with; the connection takes another."""
+        self._request = None
+        self._hung_up = None
+        self.busy = False
+        self.idle_since = self.loop.time()
+        if self.read_paused:
+            self.resume_reading()
+
+    def ended(self) -> None:
+        self.receiver.connections.discard(self)
+        request, self._request = self._request, None
+        if request is not None:
+            request.connection_lost()
+        if self._hung_up is not None:
+            self._hung_up.set()
+
+
+class Receiver:
+    """A worker's private socket and what came through it. Made by `serve_private_socket`, which closes it.
+
+    Attributes:
+        listener: The listening socket; a forked child closes its copy (`homing.rundir.close_after_fork`).
+        counters: What came through it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str,
+        listener: socket.socket,
+        *,
+        state: Callable[[], dict[str, Any] | None],
+        on_ask: OnAsk | None,
+        idle_seconds: float,
+    ) -> None:
+        self.listener = listener
+        self.counters = Counters()
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[PeerConnection] = set()
+        self._app = app
+        self._path = path
+        self._state = state
+        self._on_ask = on_ask
+        self._idle_seconds = idle_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nothing_in_flight: asyncio.Event | None = None
+        self._unflushed: list[ReceivedRequest] = []
+        self._ticker = self.loop.call_later(idle_seconds / 4, self._tick)
+        self._accepting = self.loop.create_task(self._accept())
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Receiver: {self.in_flight} in flight, {len(self.connections)} connections>"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose app call has not returned, and questions not answered yet."""
+        return len(self._tasks)
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is in flight; False if that takes more than `timeout_seconds`. New requests are taken."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self._tasks:
+                    self._nothing_in_flight = self._nothing_in_flight or asyncio.Event()
+                    self._nothing_in_flight.clear()
+                    await self._nothing_in_flight.wait()
+        except TimeoutError:
+            return not self._tasks
+        return True
+
+    async def aclose(self) -> None:
+        """Stop listening, cancel what is in flight and wait for it, drop all connections. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ticker.cancel()
+        self._accepting.cancel()
+        await asyncio.wait({self._accepting})
+        self.listener.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for connection in list(self.connections):
+            connection.abort()
+
+    # --- connections ---
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = await self.loop.sock_accept(self.listener)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    raise
+                # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
+                # less use than the one that waits.
+                logger.warning("cannot take a connection from another worker now: %s", error.strerror)
+                self._drop_idle(used_before=float("inf"))
+                await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
+                continue
+            if peer_uid(accepted) != os.geteuid():
+                self.counters.strangers += 1
+                logger.error("closed a connection to the private socket: it came from another user")
+                accepted.close()
+                continue
+            try:
+                await self.loop.connect_accepted_socket(lambda: PeerConnection(self), accepted)
+            except OSError as error:
+                logger.warning("lost a connection from another worker as it was made: %s", error)
+                accepted.close()
+
+    def _drop_idle(self, used_before: float) -> None:
+        for connection in [each for each in self.connections if not each.busy and each.idle_since <= used_before]:
+            connection.abort()
+
+    def _tick(self) -> None:
+        self._drop_idle(used_before=self.loop.time() - self._idle_seconds)
+        self._ticker = self.loop.call_later(self._idle_seconds / 4, self._tick)
+
+    # --- requests ---
+
+    def start(self, request: ReceivedRequest) -> None:
+        self.counters.received += 1
+        state = self._state()
+        if state is not None:
+            request.scope["state"] = state.copy()
+        self._own(self.loop.create_task(request.run(self._app)))
+
+    def _own(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks and self._nothing_in_flight is not None:
+            self._nothing_in_flight.set()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a forwarded request ended badly", exc_info=task.exception())
+
+    def flush_later(self, request: ReceivedRequest) -> None:
+        """Write the request's *mine* soon, should no reply have taken it along by then. One timer for all requests."""
+        if not self._unflushed:
+            self.loop.call_later(_MINE_WITHIN_SECONDS, self._flush)
+        self._unflushed.append(request)
+
+    def _flush(self) -> None:
+        requests, self._unflushed = self._unflushed, []
+        for request in requests:
+            request.flush()
+
+    # --- questions ---
+
+    def answer(self, connection: PeerConnection, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> None:
+        self.counters.asked += 1
+        self._own(self.loop.create_task(self._answer(connection, kind, key, asker, hung_up)))
+
+    async def _answer(
+        self, connection: PeerConnection, kind: str, key: str, asker: str, hung_up: asyncio.Event
+    ) -> None:
+        try:
+            answer = Answer.NOT_MINE if self._on_ask is None else await self._on_ask(kind, key, asker, hung_up)
+        except BaseException:
+            connection.abort()
+            raise
+        connection.write(ANSWER, encode_value(int(answer), "the answer"))
+        connection.exchange_ended()
+
+
+def _no_state() -> None:
+    return None
+
+
+@contextlib.asynccontextmanager
+async def serve_private_socket(
+    app: ASGIApp,
+    path: str,
+    backlog: int = 2048,
+    *,
+    state: Callable[[], dict[str, Any] | None] = _no_state,
+    on_ask: OnAsk | None = None,
+    idle_seconds: float = 30.0,
+) -> AsyncIterator[Receiver]:
+    """Listen on a worker's private socket, and call `app` for each request that another worker sends.
+
+    Args:
+        app: Called with `scope["homing.hop"]`, a `Hop`; it calls `mine` or `not_mine` before anything else.
+        path: Where the socket is bound, 0600; removed when this ends, as the last thing.
+        state: This worker's lifespan state; each request gets a copy, as servers give it. None: no such key.
+        on_ask: Answers a worker that asks for a session; without it, the answer is `Answer.NOT_MINE`.
+        idle_seconds: How long an unused connection is kept. More than the forwarder's, which lets go first.
+
+    Raises:
+        OSError: the socket cannot be bound, for one because the path exists.
+    """
+    listener, identity = _bind(path, backlog)
+    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds)
+    maker = os.getpid()
+    try:
+        yield receiver
+    finally:
+        try:
+            await receiver.aclose()
+        finally:
+            listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                # A forked child, or whoever finds another socket at the path, does not remove it.
+                if os.getpid() == maker and _identity(path) == identity:
+                    os.unlink(path)
+
+
+def _bind(path: str, backlog: int) -> tuple[socket.socket, tuple[int, int]]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(path)
+        os.chmod(path, 0o600)  # nobody can connect before `listen`
+        identity = _identity(path)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener, identity
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def peer_uid(connected: socket.socket) -> int:
+    """The user ID of the process at the other end of a Unix socket, as the kernel noted it at `connect`."""
+    if sys.platform == "darwin":
+        # struct xucred: version, user ID, groups (`sys/ucred.h`)
+        version_and_uid = connected.getsockopt(0, socket.LOCAL_PEERCRED, 76)
+        return int(struct.unpack_from("=II", version_and_uid)[1])
+    _, uid, _ = struct.unpack("=iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)

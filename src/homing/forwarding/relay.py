@@ -1,0 +1,373 @@
+"""One forwarded request, from the side of the worker that accepted it.
+
+The request's events are taken from the server by a *pump*, a task that exists only while something is to be taken: the
+body, or, once the owner's app waits for what the client does next, that. So the server's `receive` is called when the
+app calls its own, as it is with one worker, and a request without a body needs no task.
+
+Invariant: before *mine* at most `EARLY_BODY_BYTES` and one event are taken, and only the first frame is written.
+
+Not here: which connection is used, and what is tried again (`forwarder.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+
+from homing.errors import (
+    HomingError,
+    OwnerBusyError,
+    OwnerTimeoutError,
+    OwnerUnreachableError,
+    RemoteAppError,
+    ReplyCutError,
+)
+from homing.forwarding.frames import (
+    BODY,
+    BODY_ASKED,
+    BODY_NONE,
+    BODY_OPEN,
+    BODY_WHOLE,
+    EARLY_BODY_BYTES,
+    END,
+    GONE,
+    LAST,
+    NOT_MINE,
+    RAISED,
+    REQUEST,
+    START,
+    WHOLE,
+    WHOLE_EVENT_BYTES,
+    MalformedFrameError,
+    event_frame,
+    pieces,
+    read_event,
+    read_start,
+    request_head,
+)
+from homing.forwarding.pool import Frame, OwnerConnection
+from homing.forwarding.replay import Replayable
+from homing.types import Message, Reason, Scope, Send
+
+
+class UndeliveredError(HomingError):
+    """The first frame was provably not read in full: the write failed, or the other end closed with bytes unread."""
+
+
+def failed_before_answer(connection: OwnerConnection) -> HomingError:
+    """What the loss of a connection means while *mine* / *not mine*, or the answer to a question, is awaited."""
+    owner, error = connection.pool.owner, connection.error
+    if connection.timed_out:
+        return OwnerTimeoutError(f"worker {owner} did not say in time whether the session is its own")
+    failure: HomingError
+    if isinstance(error, BrokenPipeError | ConnectionResetError):
+        failure = UndeliveredError(f"worker {owner} closed the connection before it read the request")
+    elif isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.ENOTCONN, errno.EAGAIN):
+        failure = OwnerBusyError(f"the backlog of worker {owner} is full")
+    else:
+        failure = OwnerUnreachableError(f"worker {owner} was lost before it said whether the session is its own")
+    failure.__cause__ = error
+    return failure
+
+
+def body_of(scope: Scope) -> int:
+    """How the body of a request crosses, by RFC 9112, 6.3: HTTP/1 has none without one of two headers."""
+    if scope["type"] != "http":
+        return BODY_NONE
+    found = BODY_NONE if scope.get("http_version", "1.1") in ("1.1", "1.0") else BODY_OPEN
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if value != b"0":
+                found = max(found, BODY_OPEN)
+        elif name == b"transfer-encoding":
+            found = max(found, BODY_OPEN)
+        elif name == b"expect" and value.lower() == b"100-continue":
+            return BODY_ASKED
+    return found
+
+
+class Relay:
+    """One request over one connection. `run` is called once.
+
+    Borrows the connection until the exchange ends: then it goes back to its pool, or, unless both ends are done with
+    the request, is dropped.
+    """
+
+    __slots__ = (
+        "_body",
+        "_client_gone",
+        "_connection",
+        "_early_bytes",
+        "_failure",
+        "_mine",
+        "_open",
+        "_pending",
+        "_pump",
+        "_receive",
+        "_scope",
+        "_send",
+        "_started",
+        "_tasks",
+        "_timeout",
+        "_unblocked",
+    )
+
+    def __init__(  # noqa: PLR0917
+        self,
+        connection: OwnerConnection,
+        timeout_seconds: float,
+        tasks: set[asyncio.Task[None]],
+        scope: Scope,
+        receive: Replayable,
+        send: Send,
+    ) -> None:
+        self._connection = connection
+        self._timeout = timeout_seconds
+        self._tasks = tasks
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._body = body_of(scope)
+        self._mine = False
+        self._started = False
+        self._open = False
+        """A WebSocket that was accepted and not closed."""
+        self._client_gone = False
+        self._pump: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._pending: deque[Frame] = deque()
+        self._early_bytes = 0
+        self._unblocked: asyncio.Future[None] | None = None
+
+    async def run(self, reason: Reason, note: tuple[object, ...]) -> bool:
+        """Send the request and relay its reply; False for *not mine*. Raises as `forward`, and UndeliveredError."""
+        connection = self._connection
+        connection.exchange = self
+        finished = False
+        try:
+            if self._body != BODY_OPEN:
+                self._send_head(reason, note)
+            else:
+                # The pump takes what is there at once; then the head goes, whether or not that was anything.
+                self._start_pump()
+                connection.pool.loop.call_soon(self._send_head_soon, reason, note)
+            while True:
+                frame = await connection.next_frame()
+                if self._failure is not None:
+                    raise self._failure
+                if frame is None:
+                    if self._client_gone:
+                        return True
+                    raise await self._lost()
+                kind, head, payload = frame
+                if kind == WHOLE:
+                    start = read_start(head)
+                    finished = True
+                    self._finish()
+                    self._started = True
+                    if not self._client_gone:
+                        await self._relay(start)
+                        await self._relay({"type": "http.response.body", "body": payload, "more_body": False})
+                    return True
+                if kind == START:
+                    self._started = True
+                    await self._relay(read_start(head))
+                elif kind == BODY:
+                    await self._relay({"type": "http.response.body", "body": payload, "more_body": True})
+                elif kind == LAST:
+                    finished = True
+                    self._finish()
+                    await self._relay({"type": "http.response.body", "body": payload, "more_body": False})
+                    return True
+                elif kind == END:
+                    finished = True
+                    self._finish()
+                    return True
+                elif kind == NOT_MINE:
+                    finished = not self._mine
+                    self._refuse_late_not_mine()
+                    self._finish()
+                    return False
+                elif kind == RAISED:
+                    finished = True
+                    self._finish()
+                    raise RemoteAppError(
+                        f"the app raised at worker {connection.pool.owner}, which logged the traceback"
+                    )
+                else:
+                    event = read_event(kind, head, payload, "websocket.send")
+                    self._note(event["type"])
+                    await self._relay(event)
+        except MalformedFrameError as error:
+            connection.abort(error)
+            raise await self._lost() from error
+        finally:
+            if self._pump is not None:
+                self._pump.cancel()
+            if not finished:
+                connection.abort()
+
+    def _refuse_late_not_mine(self) -> None:
+        if self._mine:
+            raise MalformedFrameError("an owner said not mine after mine")
+
+    def stopped(self) -> asyncio.Task[None] | None:
+        """The pump, cancelled, which may not have ended yet; None if there is none."""
+        return self._pump
+
+    def _finish(self) -> None:
+        """Both ends are done. The connection may serve another request while the client still takes this reply."""
+        if self._pump is not None:
+            self._pump.cancel()
+        self._connection.pool.give_back(self._connection)
+
+    async def _lost(self) -> HomingError:
+        """What the loss of the connection means now."""
+        connection = self._connection
+        owner = connection.pool.owner
+        failure: HomingError
+        if not self._mine:
+            return failed_before_answer(connection)
+        if not self._started:
+            failure = OwnerUnreachableError(f"worker {owner} was lost before its reply")
+        else:
+            failure = ReplyCutError(f"worker {owner} was lost inside its reply")
+            if self._open:
+                await self._relay({"type": "websocket.close", "code": 1011, "reason": ""})
+        failure.__cause__ = connection.error
+        return failure
+
+    # --- to the owner ---
+
+    def _send_head(self, reason: Reason, note: tuple[object, ...]) -> None:
+        connection = self._connection
+        early: list[int] = []
+        payload = b""
+        body = self._body
+        if self._pending:
+            taken: list[bytes] = []
+            while self._pending and body == BODY_OPEN:
+                kind, _, part = self._pending[0]
+                if kind > LAST or sum(early) + len(part) > EARLY_BODY_BYTES:
+                    break
+                self._pending.popleft()
+                taken.append(part)
+                early.append(len(part))
+                if kind == LAST:
+                    body = BODY_WHOLE
+            payload = b"".join(taken)
+        head = request_head(int(reason), note, self._scope, body, tuple(early))
+        connection.answer_by = connection.pool.loop.time() + self._timeout
+        connection.write(REQUEST, head, payload)
+
+    def _send_head_soon(self, reason: Reason, note: tuple[object, ...]) -> None:
+        try:
+            self._send_head(reason, note)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the exchange with an error of this side's; `run` raises it."""
+        self._failure = error
+        self._connection.abort(error)
+
+    def mine_received(self) -> None:
+        if self._mine:
+            return
+        self._mine = True
+        self._receive.release()
+        while self._pending:
+            self._connection.write(*self._pending.popleft())
+        if self._unblocked is not None and not self._unblocked.done():
+            self._unblocked.set_result(None)
+        if self._scope["type"] == "websocket":
+            self._start_pump()
+
+    def pull_received(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._start_pump()
+
+    def _start_pump(self) -> None:
+        self._pump = pump = self._connection.pool.loop.create_task(self._take())
+        self._tasks.add(pump)
+        pump.add_done_callback(self._tasks.discard)
+
+    async def _take(self) -> None:
+        try:
+            await self._take_events()
+        except Exception as error:
+            self._fail(error)
+
+    async def _take_events(self) -> None:
+        """Take events from the server for the owner: up to the body's end, or the end of the client."""
+        connection = self._connection
+        made_up = self._body == BODY_NONE
+        while not connection.lost:
+            event = await self._receive()
+            kind: str = event["type"]
+            if kind == "http.request":
+                if made_up:
+                    continue
+                more = bool(event.get("more_body", False))
+                await self._put_body(event.get("body", b""), more)
+                if not more:
+                    return
+            elif kind == "http.disconnect":
+                await self._put(GONE)
+                return
+            elif kind == "websocket.connect" and made_up:
+                continue
+            else:
+                await self._put(*event_frame(event))
+                if kind == "websocket.disconnect":
+                    return
+
+    async def _put_body(self, body: bytes, more: bool) -> None:
+        if len(body) > WHOLE_EVENT_BYTES:
+            for piece in pieces(body):
+                await self._put(BODY, b"", piece)
+            body = b""
+            if more:
+                return
+        await self._put(BODY if more else LAST, b"", bytes(body))
+
+    async def _put(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
+        connection = self._connection
+        if self._mine and not self._pending:
+            connection.write(kind, head, payload)
+            if connection.write_paused:
+                await connection.writable()
+            return
+        self._pending.append((kind, head, payload))
+        self._early_bytes += len(payload)
+        if self._early_bytes >= EARLY_BODY_BYTES:
+            self._unblocked = connection.pool.loop.create_future()
+            await self._unblocked
+            await connection.writable()
+
+    # --- to the client ---
+
+    def _note(self, kind: str) -> None:
+        if kind == "websocket.accept":
+            self._started = self._open = True
+        elif kind == "websocket.close":
+            self._started, self._open = True, False
+        elif kind in ("http.response.start", "websocket.http.response.start"):
+            self._started = True
+
+    async def _relay(self, event: Message) -> None:
+        if self._client_gone:
+            return
+        try:
+            await self._send(event)
+        except OSError:
+            # ASGI: a server may raise OSError from `send` after the client has left. The app at the owner is told, and
+            # goes on to its end as it would here.
+            self._client_gone = True
+            if self._connection.exchange is not self:
+                return
+            if self._connection.write_paused:
+                self._connection.abort()
+            else:
+                self._connection.write(GONE)

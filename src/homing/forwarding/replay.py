@@ -1,0 +1,51 @@
+"""A `receive` whose events can be given again, as long as the request may still go to another worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from homing.types import Message, Receive
+
+
+class Replayable:
+    """A `receive` that keeps what it gave, until `release`, and gives it again after `rewind`.
+
+    Holds at most what the forwarder takes before *mine* (64 KiB and one event) beside what its maker put in.
+    """
+
+    __slots__ = ("_given", "_keeping", "_receive", "_waiting")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._given: list[Message] = []
+        self._waiting: deque[Message] = deque()
+        self._keeping = True
+
+    async def __call__(self) -> Message:
+        event = self._waiting.popleft() if self._waiting else await self._receive()
+        if self._keeping:
+            self._given.append(event)
+        return event
+
+    def rewind(self) -> None:
+        """What was given, and not released, is given again."""
+        if self._given:
+            self._waiting.extendleft(reversed(self._given))
+            self._given = []
+
+    def release(self) -> None:
+        """The request stays where it is: nothing is kept from now on. What waits to be given again still is."""
+        self._keeping = False
+        self._given = []
+
+    async def rewind_after(self, taker: asyncio.Task[None] | None) -> None:
+        """Wait until `taker`, cancelled, takes nothing more; then `rewind`."""
+        if taker is not None:
+            await asyncio.wait({taker})
+        self.rewind()
+
+
+def replayable(receive: Receive) -> Replayable:
+    """`receive`, so that what it gave can be given again; itself if it can do so already."""
+    return receive if isinstance(receive, Replayable) else Replayable(receive)

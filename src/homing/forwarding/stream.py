@@ -1,0 +1,167 @@
+"""One connection of the hop: frames in, frames out, and back-pressure both ways.
+
+Invariant: back-pressure is the socket's own. What has arrived and was not taken is at most `READ_AHEAD_BYTES`, one read
+and one frame, since reading is paused beyond that; what was written and not sent is at most the transport's high-water
+mark and one frame, since every writer waits for `writable` first.
+
+Not here: what frames mean, and who writes which (`forwarder.py`, `receiver.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, cast
+
+from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError, frame
+
+logger = logging.getLogger(__name__)
+
+READ_AHEAD_BYTES: Final = 64 * 1024
+FRAME_COST_BYTES: Final = 256
+"""What a waiting frame counts beyond its payload, so that many empty ones are bounded too."""
+
+_JOINED_BYTES: Final = 64 * 1024
+"""Up to this size prefix, head and payload are joined for one write; a larger payload is written uncopied."""
+
+
+class FrameStream(asyncio.Protocol):
+    """Reads and writes frames. A subclass says what to do with one (`frame_received`) and with the end (`ended`)."""
+
+    def __init__(self) -> None:
+        self.transport = cast(asyncio.Transport, None)
+        self.lost = False
+        """Nothing can be written any more, nor will anything more arrive."""
+        self.error: Exception | None = None
+        """Why the connection was lost; None for an orderly end."""
+        self.write_paused = False
+        self._writable: asyncio.Event | None = None
+        self.read_paused = False
+        self._rest = b""
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._part_of = (0, b"")
+
+    def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def ended(self) -> None:
+        """The connection is lost; `error` says why."""
+        raise NotImplementedError
+
+    def malformed(self) -> None:
+        """The other end sent something that is no frame; the connection is about to be aborted."""
+
+    # --- reading ---
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._read(data)
+        except MalformedFrameError as error:
+            logger.error("closed a connection between workers: %s", error)  # noqa: TRY400 - no bug of ours
+            self.malformed()
+            self.abort(error)
+
+    def _read(self, data: bytes) -> None:
+        size = len(data)
+        position = 0
+        if self._missing:
+            if size < self._missing:
+                self._parts.append(data)
+                self._missing -= size
+                return
+            position = self._missing
+            self._parts.append(data if size == position else data[:position])
+            payload = b"".join(self._parts)
+            self._parts = []
+            self._missing = 0
+            kind, head = self._part_of
+            self.frame_received(kind, head, payload)
+        elif self._rest:
+            data = self._rest + data
+            size = len(data)
+            self._rest = b""
+        while size - position >= PREFIX_BYTES and not self.lost:
+            prefix = int.from_bytes(data[position : position + PREFIX_BYTES], "little")
+            start = position + PREFIX_BYTES
+            middle = start + (prefix >> 8 & 0xFFFFFF)
+            end = middle + (prefix >> 32)
+            if end <= size:
+                self.frame_received(prefix & 0xFF, data[start:middle], data[middle:end])
+                position = end
+                continue
+            if end - middle > MAX_PAYLOAD_BYTES:
+                raise MalformedFrameError(f"a payload of {end - middle} bytes is over the limit")
+            if middle > size:
+                break
+            self._part_of = (prefix & 0xFF, data[start:middle])
+            self._parts = [data[middle:]]
+            self._missing = end - size
+            return
+        if position < size:
+            self._rest = data[position:] if position else data
+
+    def pause_reading(self) -> None:
+        if not self.read_paused and not self.lost:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.lost:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    # --- writing ---
+
+    def write(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
+        """Write one frame. Nothing happens if the connection is lost: who must know looks at `lost`."""
+        transport = self.transport
+        if self.lost or transport.is_closing():
+            return
+        if len(payload) <= _JOINED_BYTES:
+            transport.write(frame(kind, head, payload))
+        else:
+            prefix = (kind | len(head) << 8 | len(payload) << 32).to_bytes(PREFIX_BYTES, "little")
+            transport.write(prefix + head)
+            transport.write(payload)
+
+    async def writable(self) -> None:
+        """Wait until the other end has taken enough of what was written, or the connection is lost."""
+        while self.write_paused and not self.lost:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._writable is not None:
+            self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+
+    # --- life ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost:
+            self._lose(exc)
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Drop the connection at once, with all that was not sent. Safe to call twice."""
+        if not self.lost:
+            self.transport.abort()
+            self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        self.lost = True
+        self.error = error
+        self._rest = b""
+        self._parts = []
+        self._missing = 0
+        self.resume_writing()
+        self.ended()

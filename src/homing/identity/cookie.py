@@ -1,0 +1,177 @@
+"""What does a signed session cookie say? Exactly what the app's own `SessionMiddleware` reads from it.
+
+The router's verdict on a cookie must be the app's: a cookie that only one of them accepts would route a request to one
+session and run it against another. So the parser equals Starlette's, the signature and the age are judged by
+itsdangerous itself, the boundary of the age included, and a cookie over which the middleware would fail names no
+session: the app fails by itself. `tests/contract/test_cookie.py` holds the two together. Starlette is not imported.
+
+Not here: which cookie matters (`sources`, `kinds`), and ever writing one.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterable
+from http.cookies import _unquote
+from typing import Any, Final
+
+from itsdangerous import BadSignature, TimestampSigner
+from itsdangerous.encoding import base64_decode, bytes_to_int
+
+from homing.clock import SYSTEM_CLOCK, Clock
+
+SESSION_MAX_AGE_SECONDS: Final = 14 * 24 * 60 * 60
+"""How long a session cookie is good for, in seconds: Starlette's default."""
+
+_CACHED_COOKIES: Final = 1024
+_CACHED_COOKIE_BYTES: Final = 4096
+
+
+class ClockedSigner(TimestampSigner):
+    """A `TimestampSigner` that reads the wall clock it was given; its signatures are those of the class itself."""
+
+    def __init__(self, secret_key: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(secret_key)
+        self._clock = clock
+
+    def get_timestamp(self) -> int:
+        return int(self._clock.wall())
+
+
+def cookie_session(
+    cookie: str, signer: TimestampSigner, *, max_age_seconds: int | None = SESSION_MAX_AGE_SECONDS
+) -> dict[str, Any] | None:
+    """The session stored in a signed cookie; None where the session middleware would reject it, or fail over it.
+
+    Args:
+        cookie: `base64(JSON object) "." timestamp "." signature`, as the middleware writes it.
+        signer: Made from the middleware's secret. Its `get_timestamp` is the present.
+        max_age_seconds: A cookie that is older than this, or of the future, is rejected; exactly this old is good.
+            None: any.
+
+    Raises:
+        Nothing for bad input: a cookie is a client's, so a bad one means "no session".
+
+    Source: Starlette's `SessionMiddleware`; `tests/contract/test_cookie.py` holds the two together.
+    """
+    try:
+        payload = signer.unsign(cookie.encode("utf-8", "surrogatepass"), max_age=max_age_seconds)
+        # `dict(...)`: the middleware's Session is a dict made from whatever the JSON is, so a list of pairs passes
+        # there too.
+        return dict(json.loads(b64decode(payload)))
+    except (BadSignature, ValueError, TypeError, OverflowError, OSError, RecursionError):
+        # Beyond BadSignature: validly signed, and not base64, not JSON, no object, or a timestamp no calendar has. The
+        # middleware raises, so the app answers 500 by itself, wherever the request is served.
+        return None
+
+
+def parse_cookies(header: str) -> dict[str, str]:
+    """The cookies of one `Cookie` header, decoded as Latin-1; of two with one name the later counts.
+
+    Equal to Starlette's `cookie_parser` on every text: quoted values are unquoted, a chunk without `=` is a value
+    without a name, and white space around names and values is removed.
+    """
+    cookies: dict[str, str] = {}
+    for chunk in header.split(";"):
+        name, equals, value = chunk.partition("=")
+        if not equals:
+            name, value = "", name
+        name, value = name.strip(), value.strip()
+        if name or value:
+            cookies[name] = _unquote(value)
+    return cookies
+
+
+def cookie_value(name: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The value of one cookie in raw headers, as `Request.cookies` gives it: decoded as Latin-1; None if there is none.
+
+    Of two cookies with one name, in one `Cookie` header or in several, the later counts.
+    """
+    value = None
+    name_bytes = name.encode("latin-1", "replace")
+    for key, header in headers:
+        if key == b"cookie" and name_bytes in header:
+            found = parse_cookies(header.decode("latin-1")).get(name)
+            value = value if found is None else found
+    return value
+
+
+def cookie_text(value: str) -> str:
+    """A cookie's value as text: the bytes the client sent, read as UTF-8. Others stay distinct, as lone surrogates."""
+    return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+
+
+class SignedCookieReader:
+    """Reads one key of a signed session cookie from raw headers, and remembers a bounded number of good ones.
+
+    A cookie is remembered by its whole `Cookie` header, with the instant it was signed at, and its age is judged anew
+    each time. Bad cookies are not remembered, so they cannot push out good ones.
+
+    Args:
+        name: The cookie.
+        key: The key of the session in it that holds the session ID.
+        secret: The session middleware's secret.
+        max_age_seconds: As the middleware's `max_age`.
+        clock: Whose wall clock ages the cookies.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        secret: str,
+        *,
+        max_age_seconds: int | None = SESSION_MAX_AGE_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._name = name
+        self._name_bytes = name.encode("latin-1", "replace")
+        self._key = key
+        self._signer = ClockedSigner(secret, clock)
+        self._max_age_seconds = max_age_seconds
+        self._clock = clock
+        self._good: dict[bytes, tuple[int, str | None]] = {}
+
+    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
+        cookies = [header for key, header in headers if key == b"cookie" and self._name_bytes in header]
+        if not cookies:
+            return None
+        if len(cookies) > 1:
+            value = cookie_value(self._name, [(b"cookie", header) for header in cookies])
+            return None if value is None else self.session_id(value)
+        header = cookies[0]
+        known = self._good.get(header)
+        if known is not None:
+            signed_at, session_id = known
+            if self._max_age_seconds is None or 0 <= int(self._clock.wall()) - signed_at <= self._max_age_seconds:
+                return session_id
+            del self._good[header]
+            return None
+        value = parse_cookies(header.decode("latin-1")).get(self._name)
+        if value is None:
+            return None
+        session = cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)
+        if session is None:
+            return None
+        session_id = self._text(session)
+        if len(header) <= _CACHED_COOKIE_BYTES:
+            if len(self._good) >= _CACHED_COOKIES:
+                self._good.clear()
+            self._good[header] = (_signed_at(value), session_id)
+        return session_id
+
+    def session_id(self, value: str) -> str | None:
+        """The session ID in one cookie's value; None if the cookie is rejected or holds none."""
+        session = cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)
+        return None if session is None else self._text(session)
+
+    def _text(self, session: dict[str, Any]) -> str | None:
+        found = session.get(self._key)
+        return found if isinstance(found, str) and found else None
+
+
+def _signed_at(value: str) -> int:
+    """When a cookie that was just accepted was signed, in seconds since the epoch."""
+    return bytes_to_int(base64_decode(value.rsplit(".", 2)[1]))

@@ -1,0 +1,153 @@
+"""What does a protocol say about sessions? Presets: sources, ends and the *gone* answer of one protocol, by name.
+
+`mcp` is the Model Context Protocol over HTTP. Session era: the header `mcp-session-id`, first named by the reply to
+`initialize`, ended by a `DELETE` that carries it, on whatever path the server is mounted; gone is 404 with the body
+that the official SDK answers an unknown session with. The older SSE transport: the `session_id` of `POST /messages/`,
+first named by the event `endpoint` of the stream. Sessionless era (2026-07-28): nothing to route but handles, which are
+sources of their own (`mcp_handle`).
+
+Not here: `engineio` and `gradio`, which are not known yet.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from homing.clock import Clock
+from homing.errors import BadRequestError, ConfigurationError
+from homing.identity.events import Event
+from homing.identity.sources import Headers, HeaderSource, HeadReader, Source, query_value
+from homing.types import Scope
+
+GoneReply: TypeAlias = Callable[[Scope], tuple[int, list[tuple[bytes, bytes]], bytes]]
+"""Makes the *gone* answer to one request: status, headers and body."""
+
+MCP_SESSION_HEADER: Final = "mcp-session-id"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodEnd:
+    """A request with this method, whose session this source names, ends it, on whatever path it is."""
+
+    method: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What one protocol says about sessions; picklable.
+
+    Attributes:
+        name: What `--preset` calls it.
+        sessions: Where requests name their session, asked after those that the user declared.
+        learn: Places that occur only in replies.
+        starts: Routes that start a session, as the command line writes them.
+        ends: Routes that end the session they name.
+        method_ends: Requests that end a session by their method alone.
+        gone_status: What *gone* is answered with unless the user set it.
+        gone_reply: Makes the protocol's own *gone* answer; None: homing's.
+        unowned: What becomes of a request for a session that nobody owns.
+    """
+
+    name: str
+    sessions: tuple[Source, ...] = ()
+    learn: tuple[Source, ...] = ()
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    method_ends: tuple[MethodEnd, ...] = ()
+    gone_status: int = 410
+    gone_reply: GoneReply | None = None
+    unowned: Literal["refuse", "adopt"] = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class McpMessagesSource(Source):
+    """The session of MCP's older SSE transport: `session_id` in the query of a POST, a UUID.
+
+    Only of a POST, and only if it is a UUID: other requests of an app that also serves MCP may use a parameter of that
+    name for themselves. The server reads it as a UUID, so every spelling of one names one session.
+    """
+
+    name: str = "session_id"
+
+    @property
+    def spec(self) -> str:
+        return f"mcp-messages:{self.name}"
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        name, name_bytes = self.name, self.name.encode("utf-8")
+
+        def read(scope: Scope, headers: Headers) -> str | None:
+            query: bytes = scope.get("query_string", b"")
+            if name_bytes not in query or scope.get("method") != "POST":
+                return None
+            found = query_value(name, query)
+            return None if found is None else _uuid_hex(found)
+
+        return read
+
+    def event_reader(self) -> Callable[[Event], Iterator[str]]:
+        def read(event: Event) -> Iterator[str]:
+            if event.kind != "endpoint":
+                return
+            try:
+                found = query_value(self.name, urlsplit(event.data).query)
+            except (ValueError, BadRequestError):
+                return
+            if found is not None and (hexadecimal := _uuid_hex(found)) is not None:
+                yield hexadecimal
+
+        return read
+
+
+def mcp_gone(scope: Scope) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """The answer of the official MCP SDK to a request for a session it does not know: 404.
+
+    A JSON-RPC error without the request's ID; of the older SSE transport, a line of text.
+    """
+    if any(name == b"mcp-session-id" for name, _ in scope["headers"]) or b"session_id=" not in scope.get(
+        "query_string", b""
+    ):
+        kind = b"application/json"
+        body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Session not found"}}'
+    else:
+        kind, body = b"text/plain; charset=utf-8", b"Could not find session"
+    return 404, [(b"content-type", kind), (b"content-length", str(len(body)).encode())], body
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ConfigurationError: there is none; the line lists those there are.
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        known = ", ".join(sorted(PRESETS))
+        raise ConfigurationError(f"preset {name!r}: no such preset: write one of: {known}") from None
+
+
+def _uuid_hex(text: str) -> str | None:
+    try:
+        return uuid.UUID(hex=text).hex
+    except ValueError:
+        return None
+
+
+_MCP_HEADER: Final = HeaderSource(MCP_SESSION_HEADER)
+
+PRESETS: Final = {
+    "mcp": Preset(
+        "mcp",
+        sessions=(_MCP_HEADER, McpMessagesSource()),
+        method_ends=(MethodEnd("DELETE", _MCP_HEADER),),
+        gone_status=404,
+        gone_reply=mcp_gone,
+    )
+}
+"""The presets there are, by name."""

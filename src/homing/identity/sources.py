@@ -1,0 +1,461 @@
+"""Where do an app's requests name their session? The sources, as a user declares them.
+
+A source is a value: frozen, comparable, picklable, the same whether it was written in Python (`cookie("sid")`) or on
+the command line (`cookie:sid`). For each place it says how to read a request's head, which field of a body to read on
+which route, and where replies first name a session that the app has just made.
+
+Not here: which of several sources decides (`requests`), and how a reply is read as it passes (`learned`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Protocol, TypeAlias
+from urllib.parse import parse_qsl
+
+from homing.clock import SYSTEM_CLOCK, Clock
+from homing.errors import BadRequestError, ConfigurationError
+from homing.identity import handles
+from homing.identity.cookie import SESSION_MAX_AGE_SECONDS, SignedCookieReader, cookie_text, cookie_value
+from homing.identity.documents import Json, field_text
+from homing.identity.events import Event
+from homing.identity.ids import header_text
+from homing.identity.set_cookie import cookies_set
+from homing.routes import Route, path_below_root, template_pattern
+from homing.types import Scope
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+HeadReader: TypeAlias = Callable[[Scope, Headers], str | None]
+"""Reads a request's head: its scope, and those of its headers that came with the head."""
+
+HeadersReader: TypeAlias = Callable[[Headers], Iterator[str]]
+"""Reads the headers of a reply, or of an accepted WebSocket."""
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+class BodyField(Protocol):
+    """A place in the bodies of one route, in requests, in replies, or in both.
+
+    Attributes:
+        route: The only route whose bodies are read for it.
+        keys: Every key on the way to the field, in requests; one that occurs twice in its object is an error.
+        reply_keys: Keys of which a reply has at least one where it names a session; what has none is not parsed.
+    """
+
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def keys(self) -> frozenset[str]: ...
+
+    @property
+    def reply_keys(self) -> frozenset[str]: ...
+
+    def in_request(self, document: Json, headers: Headers) -> str | None:
+        """The session that a request's JSON body names.
+
+        Raises:
+            DuplicateFieldError: the field, or one on the way to it, occurs twice.
+            SessionConflictError: the body names several sessions.
+        """
+        ...
+
+    def in_reply(self, document: Json) -> Iterator[str]:
+        """The sessions that a JSON reply, or the JSON data of one server-sent event, names."""
+        ...
+
+
+class Source:
+    """A place where requests, replies or both name a session. Subclasses say where; each default is *not here*."""
+
+    __slots__ = ()
+
+    @property
+    def spec(self) -> str:
+        """The source as the command line writes it, without its secret."""
+        raise NotImplementedError
+
+    def head_reader(self, clock: Clock) -> HeadReader | None:
+        """What reads a request's head for it."""
+        return None
+
+    def headers_reader(self, clock: Clock) -> HeadersReader | None:
+        """What reads a reply's headers for it."""
+        return None
+
+    def body_field(self) -> BodyField | None:
+        """The field of requests' and replies' bodies that it is."""
+        return None
+
+    def event_reader(self) -> Callable[[Event], Iterator[str]] | None:
+        """What reads server-sent events for it, on any route, beyond their JSON data."""
+        return None
+
+    @property
+    def learns(self) -> bool:
+        """Whether replies can name a session in it."""
+        return (
+            self.headers_reader(SYSTEM_CLOCK) is not None
+            or self.body_field() is not None
+            or self.event_reader() is not None
+        )
+
+    def __str__(self) -> str:
+        return self.spec
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderSource(Source):
+    """A request header; a reply's header of the same name makes a session known. Of two headers the first counts."""
+
+    name: str
+
+    @property
+    def spec(self) -> str:
+        return f"header:{self.name}"
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        name = self.name.encode("ascii")
+
+        def read(scope: Scope, headers: Headers) -> str | None:
+            for key, value in headers:
+                if key == name:
+                    return header_text(value)
+            return None
+
+        return read
+
+    def headers_reader(self, clock: Clock) -> HeadersReader:
+        name = self.name.encode("ascii")
+
+        def read(headers: Headers) -> Iterator[str]:
+            for key, value in headers:
+                # An app may give its reply's header names in any case; a server lowers a request's only.
+                if key == name or key.lower() == name:
+                    yield header_text(value.strip(b" \t"))
+                    return
+
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class CookieSource(Source):
+    """A cookie's text; the same cookie in a reply's `Set-Cookie` makes a session known. Of two cookies the later
+    counts.
+    """
+
+    name: str
+
+    @property
+    def spec(self) -> str:
+        return f"cookie:{self.name}"
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        name = self.name
+
+        def read(scope: Scope, headers: Headers) -> str | None:
+            value = cookie_value(name, headers)
+            return None if value is None else cookie_text(value)
+
+        return read
+
+    def headers_reader(self, clock: Clock) -> HeadersReader:
+        def read(headers: Headers) -> Iterator[str]:
+            for value in cookies_set(self.name, headers, clock):
+                yield cookie_text(value)
+
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCookieSource(Source):
+    """A key inside Starlette's signed session cookie, decoded exactly as the installed `SessionMiddleware` does."""
+
+    name: str
+    key: str
+    secret: str = field(repr=False)
+    max_age_seconds: int | None = SESSION_MAX_AGE_SECONDS
+
+    @property
+    def spec(self) -> str:
+        return f"signed-cookie:{self.name}:{self.key}"
+
+    def _reader(self, clock: Clock) -> SignedCookieReader:
+        return SignedCookieReader(self.name, self.key, self.secret, max_age_seconds=self.max_age_seconds, clock=clock)
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        reader = self._reader(clock)
+        return lambda scope, headers: reader.read(headers)
+
+    def headers_reader(self, clock: Clock) -> HeadersReader:
+        reader = self._reader(clock)
+
+        def read(headers: Headers) -> Iterator[str]:
+            for value in cookies_set(self.name, headers, clock):
+                found = reader.session_id(value)
+                if found is not None:
+                    yield found
+
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySource(Source):
+    """A parameter of the query string. It may occur more than once with one value; two values are an error."""
+
+    name: str
+
+    @property
+    def spec(self) -> str:
+        return f"query:{self.name}"
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        name, name_bytes = self.name, self.name.encode("utf-8")
+
+        def read(scope: Scope, headers: Headers) -> str | None:
+            query: bytes = scope.get("query_string", b"")
+            if not query or (name_bytes not in query and b"%" not in query and b"+" not in query):
+                return None
+            return query_value(name, query)
+
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class PathSource(Source):
+    """The segment `{session}` of the path below `root_path`, on the template and on everything beneath it."""
+
+    template: str
+
+    @property
+    def spec(self) -> str:
+        return f"path:{self.template}"
+
+    def head_reader(self, clock: Clock) -> HeadReader:
+        pattern = template_pattern(self.template, below=True)
+
+        def read(scope: Scope, headers: Headers) -> str | None:
+            found = pattern.match(path_below_root(scope))
+            return None if found is None else found["session"]
+
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class BodySource(Source):
+    """A field of the JSON body on one route; the same field of that route's JSON reply, or of the JSON data of a
+    server-sent event, makes a session known."""
+
+    field: str
+    route: Route
+
+    @property
+    def spec(self) -> str:
+        return f"body:{self.field}@{self.route}"
+
+    def body_field(self) -> BodyField:
+        return _JsonField(self.route, tuple(self.field.split(".")))
+
+
+@dataclass(frozen=True, slots=True)
+class McpHandleSource(Source):
+    """The argument `name` of an MCP `tools/call`; the same key of a tool's result makes a session known."""
+
+    name: str
+    route: Route
+
+    @property
+    def spec(self) -> str:
+        return f"mcp-handle:{self.name}@{self.route}"
+
+    def body_field(self) -> BodyField:
+        return handles.McpHandle(self.route, self.name)
+
+
+@dataclass(frozen=True)
+class _JsonField:
+    route: Route
+    path: tuple[str, ...]
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        return frozenset(self.path)
+
+    @property
+    def reply_keys(self) -> frozenset[str]:
+        return frozenset(self.path[-1:])
+
+    def in_request(self, document: Json, headers: Headers) -> str | None:
+        return field_text(document, self.path)
+
+    def in_reply(self, document: Json) -> Iterator[str]:
+        found = field_text(document, self.path)
+        if found is not None:
+            yield found
+
+
+def query_value(name: str, query: bytes) -> str | None:
+    """One parameter of a query string, decoded as Starlette decodes it; None if it is not there.
+
+    Raises:
+        BadRequestError: it has two different values, of which an app may take either.
+    """
+    values = {value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name}
+    if len(values) > 1:
+        raise BadRequestError("the query names its session twice, and differently")
+    return next(iter(values), None)
+
+
+# --- as users write them ---
+
+
+def header(name: str) -> Source:
+    """The session is named by the request header `name`, in any case.
+
+    Replies: the same header names a session that the app has just made.
+
+    Raises:
+        ConfigurationError: `name` is no header's name.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f"source 'header:{name}': write 'header:NAME', such as 'header:x-session-id'")
+    return HeaderSource(name.lower())
+
+
+def cookie(name: str) -> Source:
+    """The session is named by the text of the cookie `name`; only the exact name counts.
+
+    Replies: the same cookie in `Set-Cookie`; one that deletes the cookie names nothing.
+
+    Raises:
+        ConfigurationError: `name` is no cookie's name.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise ConfigurationError(f"source 'cookie:{name}': write 'cookie:NAME', such as 'cookie:sid'")
+    return CookieSource(name)
+
+
+def signed_cookie(name: str, key: str, *, secret: str, max_age_seconds: int | None = SESSION_MAX_AGE_SECONDS) -> Source:
+    """The session is named by `key` inside Starlette's signed session cookie `name`.
+
+    Args:
+        name: The session middleware's `session_cookie`, `"session"` unless set.
+        key: The key of `request.session` whose value is the session ID: a string.
+        secret: The session middleware's `secret_key`.
+        max_age_seconds: The session middleware's `max_age`, 14 days unless set; None accepts a cookie of any age.
+
+    Replies: the same cookie in `Set-Cookie`.
+
+    Raises:
+        ConfigurationError: there is no such cookie name, or the key or the secret is empty.
+    """
+    if not _TOKEN.fullmatch(name) or not key:
+        raise ConfigurationError(
+            f"source 'signed-cookie:{name}:{key}': write 'signed-cookie:NAME:KEY', such as 'signed-cookie:session:user'"
+        )
+    if not secret:
+        raise ConfigurationError(
+            f"source 'signed-cookie:{name}:{key}': it needs the session middleware's secret: write "
+            "signed_cookie(name, key, secret=...), or --secret-env VAR with a variable that is set"
+        )
+    return SignedCookieSource(name, key, secret, max_age_seconds)
+
+
+def query(name: str) -> Source:
+    """The session is named by the query parameter `name`.
+
+    Raises:
+        ConfigurationError: `name` is empty.
+    """
+    if not name:
+        raise ConfigurationError("source 'query:': write 'query:NAME', such as 'query:session_id'")
+    return QuerySource(name)
+
+
+def path(template: str) -> Source:
+    """The session is named by the segment `{session}` of the path, such as in `/sessions/{session}`.
+
+    Also matches everything beneath the template: `/sessions/abc/step` is of the session `abc`.
+
+    Raises:
+        ConfigurationError: the template has no `{session}`, or is no path.
+    """
+    if "{session}" not in template:
+        raise ConfigurationError(f"source 'path:{template}': it has no {{session}}: write 'path:/sessions/{{session}}'")
+    template_pattern(template)
+    return PathSource(template)
+
+
+def body(field: str, route: str) -> Source:
+    """The session is named by a field of the JSON body on one route, such as `body("episode.id", "POST /start")`.
+
+    Replies: the same field of that route's JSON reply, or of the JSON data of a server-sent event of it.
+
+    Raises:
+        ConfigurationError: the field or the route is missing or malformed.
+    """
+    if not all(field.split(".")) or not route:
+        raise ConfigurationError(f"source 'body:{field}@{route}': write 'body:FIELD@/route', such as 'body:a.b@/start'")
+    return BodySource(field, _route(f"body:{field}@{route}", route))
+
+
+def mcp_handle(name: str, route: str = "POST /mcp") -> Source:
+    """The session is named by the argument `name` of MCP tool calls, as servers of the sessionless era (2026-07-28) do.
+
+    Replies: the key `name` of a tool result's structured content, or of a JSON object in its text content.
+
+    The `Mcp-Param-...` header that mirrors an argument counts only where the call has no such argument: see
+    `homing.identity.handles` for why it is not trusted in place of the body.
+
+    Raises:
+        ConfigurationError: the name is empty, or the route malformed.
+    """
+    if not name or "@" in name:
+        raise ConfigurationError(f"source 'mcp-handle:{name}': write 'mcp-handle:NAME' or 'mcp-handle:NAME@/mcp'")
+    return McpHandleSource(name, _route(f"mcp-handle:{name}@{route}", route))
+
+
+def parse_source(spec: str, *, secret: str | None = None) -> Source:
+    """The source that a command line names, such as `cookie:sid` or `body:a.b@/start`.
+
+    Args:
+        spec: `header:NAME`, `cookie:NAME`, `signed-cookie:NAME:KEY`, `query:NAME`, `path:/sessions/{session}`,
+            `body:FIELD@/route` or `mcp-handle:NAME[@/route]`; a route may have a method before it.
+        secret: The session middleware's secret, which only a signed cookie needs.
+
+    Raises:
+        ConfigurationError: the spec is none of these; one line that says what to write.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "header":
+        return header(rest)
+    if kind == "cookie":
+        return cookie(rest)
+    if kind == "signed-cookie":
+        name, _, key = rest.partition(":")
+        return signed_cookie(name, key, secret=secret or "")
+    if kind == "query":
+        return query(rest)
+    if kind == "path":
+        return path(rest)
+    if kind == "body":
+        field, _, route = rest.partition("@")
+        return body(field, route)
+    if kind == "mcp-handle":
+        name, at, route = rest.partition("@")
+        return mcp_handle(name, route) if at else mcp_handle(name)
+    raise ConfigurationError(
+        f"source {spec!r}: no such kind: write header:NAME, cookie:NAME, signed-cookie:NAME:KEY, query:NAME, "
+        "path:/sessions/{session}, body:FIELD@/route or mcp-handle:NAME"
+    )
+
+
+def _route(spec: str, text: str) -> Route:
+    try:
+        return Route.parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"source {spec!r}: {error}") from None

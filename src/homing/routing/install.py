@@ -1,0 +1,126 @@
+"""Routes the requests of a Starlette or FastAPI app whose kind of session is declared: resources servers and agents.
+
+Not here: apps that name their sessions in their own way (`sticky.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from homing.identity.kinds import KindIdentity, SessionKind
+from homing.lifetime.base import SessionLifetimes
+from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
+from homing.routing.middleware import SessionRoutingMiddleware
+from homing.routing.route import Policy
+from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
+from homing.routing.sweeper import sweep_interval
+from homing.routing.worker import Worker
+from homing.types import ASGIApp, WorkerId
+
+if TYPE_CHECKING:
+    import itsdangerous
+    from starlette.applications import Starlette
+
+DEFAULT_BACKLOG: Final = 2048
+
+
+def install_session_routing(
+    app: Starlette,
+    kind: SessionKind,
+    socket_dir: str | None,
+    session_cookie: str,
+    secret_key: str,
+    mcp_token_header: str | None = None,
+    mcp_token_serializer: itsdangerous.URLSafeSerializer | None = None,
+    agent_sessions: AgentSessionHolder | None = None,
+    close_retry_window_seconds: float | None = None,
+    session_starts: tuple[str, ...] = (),
+    session_ends: tuple[str, ...] = (),
+    close_follows_header: str | None = None,
+    backlog: int = DEFAULT_BACKLOG,
+    *,
+    mcp_path: str = "/mcp",
+    max_body_bytes: int = 2**20,
+    owner_timeout_seconds: float = 30.0,
+) -> WorkerId | None:
+    """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
+
+    Call it once, when the app's middleware is otherwise in place: the router must sit outside `SessionMiddleware`. The
+    router is then `app.state.homing_router`, with `lifetimes`, and, while the worker serves, `worker.owners`.
+
+    Args:
+        app: Its session middleware uses `session_cookie` and `secret_key`.
+        kind: Where requests name their session.
+        socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers. None: one worker; it
+            only checks and sets the session ID of seeds and closes, and owns nothing.
+        mcp_token_header, mcp_token_serializer: Where MCP tool calls carry a token that names their session.
+        agent_sessions: For an agent server, whose own records decide how long it owns its sessions.
+        close_retry_window_seconds: For a resources server: how long the owner of a session that is not open is kept
+            after its last request. Default 300.
+        session_starts, session_ends: Routes that start or end a session, beside the kind's seed and close.
+        close_follows_header: The request header by which an end route's caller says that a close follows.
+        backlog: Connections that may wait at the private socket.
+
+    Returns:
+        This worker's ID, also in `app.state.homing_routing_id`; None for one worker.
+
+    Raises:
+        RuntimeError: the app has already started.
+    """
+    starts = (kind.seed_path, *session_starts)
+    ends = (kind.close_path, *session_ends)
+    window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
+    lifetimes: SessionLifetimes
+    if agent_sessions is not None:
+        lifetimes = AgentSessionLifetimes(agent_sessions)
+    else:
+        lifetimes = ResourcesSessionLifetimes(window, starts, ends, close_follows_header)
+    identity = KindIdentity(
+        kind,
+        session_cookie,
+        secret_key,
+        starts=starts,
+        ends=ends,
+        mcp_token_header=mcp_token_header,
+        mcp_token_serializer=mcp_token_serializer,
+        mcp_path=mcp_path,
+        max_body_bytes=max_body_bytes,
+    )
+
+    def opened(worker: Worker) -> None:
+        app.state.homing_routing_id = worker.id
+        if agent_sessions is not None:
+            agent_sessions.use_agent_session_owners(worker.owners)
+
+    async def nothing_yet(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the app's middleware has not been built")
+
+    router = SessionRoutingMiddleware(
+        nothing_yet,
+        identity,
+        lifetimes,
+        Policy(
+            adopts=True,
+            sees_use=True,
+            owner_timeout_seconds=owner_timeout_seconds,
+            sweep_seconds=sweep_interval(window),
+            backlog=backlog,
+        ),
+        socket_dir=None if socket_dir is None else lambda: socket_dir,
+        entry=app,
+        on_open=opened,
+    )
+
+    def outermost(inner: ASGIApp) -> ASGIApp:
+        router.app = inner
+        return router
+
+    from starlette.middleware import Middleware
+
+    from homing.routing.session_id import SessionIdMiddleware
+
+    app.add_middleware(outermost)  # type: ignore[arg-type] - Starlette calls it as it would call a class
+    app.user_middleware.append(Middleware(SessionIdMiddleware, cookie_key=kind.cookie_key))
+    app.state.homing_router = router
+    app.state.homing_routing_id = None if socket_dir is None else router.worker_id
+    return app.state.homing_routing_id

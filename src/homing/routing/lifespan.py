@@ -1,0 +1,76 @@
+"""The worker's life inside the server's: opened when the app has started, drained and closed before the app stops.
+
+The invariant: the app sees the lifespan that it would see without homing, once per worker although there are two
+listeners; and no request, forwarded or not, is served before its start-up has ended.
+
+Not here: what is opened (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from homing.errors import HomingError
+from homing.types import Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from homing.routing.middleware import SessionRoutingMiddleware
+
+logger = logging.getLogger(__name__)
+
+
+async def run_lifespan(router: SessionRoutingMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the app's lifespan with the worker's inside it. An app without one gets the worker's alone."""
+    lifespan = _Lifespan(router, receive, send)
+    router.use_state(scope.get("state"))
+    try:
+        try:
+            await router.app(scope, lifespan.receive, lifespan.send)
+        except Exception:
+            if lifespan.answered or router.policy.lifespan_required:
+                raise
+            logger.debug("the app has no lifespan", exc_info=True)
+        if not lifespan.answered:
+            await lifespan.without_app()
+    finally:
+        await router.aclose()
+
+
+class _Lifespan:
+    """The events between server and app; the worker opens on the one's way out, and drains on the other's way in."""
+
+    __slots__ = ("_receive", "_router", "_send", "_started", "answered")
+
+    def __init__(self, router: SessionRoutingMiddleware, receive: Receive, send: Send) -> None:
+        self._router = router
+        self._receive = receive
+        self._send = send
+        self._started = False
+        self.answered = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "lifespan.startup":
+            self._started = True
+        elif message["type"] == "lifespan.shutdown":
+            await self._router.aclose()
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.answered = True
+        if message["type"] == "lifespan.startup.complete":
+            try:
+                await self._router.open()
+            except (HomingError, OSError) as error:
+                await self._send({"type": "lifespan.startup.failed", "message": f"homing: {error}"})
+                raise
+        await self._send(message)
+
+    async def without_app(self) -> None:
+        """Be the lifespan of an app that has none."""
+        if not self._started:
+            await self.receive()
+        await self.send({"type": "lifespan.startup.complete"})
+        await self.receive()
+        await self.send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,286 @@
+"""The router: finds a request's session, looks up its owner, and serves the request here or forwards it there.
+
+One request's way is `__call__`: identify, route (look up, decide, act), serve. The invariant: between the last look at a
+session's record and the handler there is no `await`, and a request that came from a peer is never passed on (the test
+mode's scattered one excepted).
+
+Not here: what a request says (`homing.identity`), who owns what (`homing.directory`), the hop (`homing.forwarding`), how
+long ownership lasts (`homing.lifetime`); and what a worker has open (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from homing.errors import HomingError, ReplyCutError, ReplyError
+from homing.forwarding.base import HOP_SCOPE_KEY, Hop
+from homing.forwarding.forwarder import crossable_extensions
+from homing.identity.base import Identity, Learner, Named
+from homing.lifetime.base import SessionLifetimes
+from homing.routing.answers import answer
+from homing.routing.lifespan import run_lifespan
+from homing.routing.request import (
+    REQUEST_SCOPE_KEY,
+    SESSION_ACQUIRE_SCOPE_KEY,
+    SESSION_ID_SCOPE_KEY,
+    RoutedRequest,
+    new_session_id,
+)
+from homing.routing.route import Policy, Routing
+from homing.routing.worker import Worker, fresh_worker_id
+from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+
+ABORT_SCOPE_KEY: Final = "homing.abort"
+"""Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
+
+HEAD_LENGTH_SCOPE_KEY: Final = "homing.head_length"
+
+
+class SessionRoutingMiddleware:
+    """Route each request to the worker that holds its session. An ASGI app around an ASGI app.
+
+    Args:
+        app: What serves the requests; it is called at the worker that owns the session, and never knows.
+        identity: Which session a request names.
+        lifetimes: How long a worker keeps a session.
+        policy: How sessions are treated.
+        socket_dir: Makes or finds the run directory, once the worker starts; None: one worker, nothing is routed, and
+            only identity is checked (400, 409).
+        on_open: Called with the worker once it has opened, before it serves.
+    """
+
+    homing_routed: Final = True
+    """What tells `homing run` that an app routes itself."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        identity: Identity,
+        lifetimes: SessionLifetimes,
+        policy: Policy,
+        *,
+        socket_dir: Callable[[], str] | None,
+        entry: ASGIApp | None = None,
+        drop: Callable[[str], None] | None = None,
+        on_open: Callable[[Worker], None] | None = None,
+    ) -> None:
+        self.app = app
+        self.identity = identity
+        self.lifetimes = lifetimes
+        self.policy = policy
+        self.worker: Worker | None = None
+        self._socket_dir = socket_dir
+        self._entry = entry
+        self._drop = drop
+        self._on_open = on_open
+        self._state: dict[str, Any] | None = None
+        self._fresh = fresh_worker_id()
+
+    def __repr__(self) -> str:
+        return f"<SessionRoutingMiddleware {self.worker!r}>"
+
+    # --- the worker's life ---
+
+    async def open(self) -> None:
+        """Open this worker, unless it is the only one. The server calls this once, when the app has started."""
+        if self._socket_dir is None:
+            return
+        worker = Worker(
+            self._socket_dir(),
+            self.worker_id,
+            self.lifetimes,
+            owner_timeout_seconds=self.policy.owner_timeout_seconds,
+            graceful_seconds=self.policy.graceful_seconds,
+            drop=self._drop,
+        )
+        await worker.open(
+            self._entry or self,
+            state=lambda: self._state,
+            backlog=self.policy.backlog,
+            sweep_seconds=self.policy.sweep_seconds,
+        )
+        if self._on_open is not None:
+            self._on_open(worker)
+        self.worker = worker
+
+    async def aclose(self) -> None:
+        """Drain and close the worker. Safe to call twice."""
+        if self.worker is not None:
+            await self.worker.drain()
+            worker, self.worker = self.worker, None
+            await worker.aclose()
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """This worker's ID; a process that was forked since gets one of its own."""
+        if self._fresh[1] != os.getpid():
+            self._fresh = fresh_worker_id()
+        return self._fresh[0]
+
+    @property
+    def routes(self) -> bool:
+        """Whether requests are routed at all: the server may have several workers."""
+        return self._socket_dir is not None
+
+    def use_state(self, state: dict[str, Any] | None) -> None:
+        """The lifespan's state, which each request from another worker gets a copy of, as its own server would give."""
+        self._state = state
+
+    # --- one request's way ---
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind == "lifespan":
+            await run_lifespan(self, scope, receive, send)
+            return
+        if kind not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        try:
+            if hop is None:
+                named = self.identity.from_head(scope)
+                if named is None:
+                    named, receive = await self.identity.from_body(scope, receive)
+            else:
+                named = Named(*hop.note)  # type: ignore[arg-type] - the sender's own Named, over a checked socket
+            if self.worker is None:
+                request = self._alone(named, scope)
+            else:
+                routing = Routing(self.worker, self.policy, named, hop, scope, receive, send)
+                request = await routing.route()
+                receive = routing.receive
+        except ReplyError as error:
+            if hop is not None:
+                hop.mine()
+            await answer(
+                error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply
+            )
+            return
+        except ReplyCutError:
+            if await abort(scope):
+                return
+            raise
+        if request is not None:
+            if hop is not None:
+                hop.mine()
+            await self._serve(request, scope, receive, send)
+
+    def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
+        if self.routes:
+            raise HomingError(
+                "a request came before this worker's start-up: homing needs the server's lifespan events, so leave out "
+                "`--lifespan off`"
+            )
+        session_id = named.session_id
+        if session_id is None and named.mints:
+            session_id = new_session_id()
+        return RoutedRequest(None, named, session_id, scope)
+
+    async def _serve(self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the handler, let its reply pass, and record what became of the session."""
+        cut = scope.get(ABORT_SCOPE_KEY)
+        scope.pop(HEAD_LENGTH_SCOPE_KEY, None)
+        scope.pop(ABORT_SCOPE_KEY, None)
+        if scope.get("extensions"):
+            scope["extensions"] = crossable_extensions(scope)
+        scope[REQUEST_SCOPE_KEY] = request
+        if request.session_id is not None:
+            scope[SESSION_ID_SCOPE_KEY] = request.session_id
+            scope[SESSION_ACQUIRE_SCOPE_KEY] = request.acquire
+        learner = self.identity.learner(scope, request.named) if self.routes else None
+        watch = ReplyWatch(request, learner, send, sees_use=self.policy.sees_use)
+        failed = True
+        try:
+            await self.app(scope, receive, watch)
+            failed = False
+        except Exception:
+            if request.unrecorded is None:
+                # A handler that raises after its whole reply has done what it said.
+                failed = not watch.complete
+                raise
+        finally:
+            request.leave(failed=failed)
+        if request.unrecorded is not None:
+            if watch.begun:
+                if cut is not None:
+                    cut()
+                else:
+                    raise ReplyCutError("the reply made a session known that could not be recorded")
+            else:
+                await answer(request.unrecorded, scope, send)
+
+
+class ReplyWatch:
+    """Stands between a handler and the server: lets a session's ID pass only once its owner is on record.
+
+    Attributes:
+        begun: Something of the reply has left.
+        complete: All of it has.
+    """
+
+    __slots__ = ("_learner", "_request", "_sees_use", "_send", "begun", "complete")
+
+    def __init__(self, request: RoutedRequest, learner: Learner | None, send: Send, *, sees_use: bool) -> None:
+        self._request = request
+        self._learner = learner
+        self._send = send
+        self._sees_use = sees_use
+        self.begun = False
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        request = self._request
+        if request.unrecorded is not None:
+            raise request.unrecorded
+        if self._learner is None:
+            self._note(message)
+            await self._send(message)
+            return
+        learned = self._learner.feed(message)
+        for session_id in learned.session_ids:
+            request.learn(session_id)
+        for each in learned.messages:
+            self._note(each)
+            await self._send(each)
+
+    def _note(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body":
+            self.complete = not message.get("more_body", False)
+        elif kind == "http.response.start":
+            status: int = message["status"]
+            self.begun = True
+            self._request.status = status
+            if status < 400 and not self._sees_use:
+                self._request.used = True
+        elif kind == "websocket.accept":
+            self.begun = True
+            self._request.status = 101
+            if not self._sees_use:
+                self._request.used = True
+        elif kind in ("websocket.close", "websocket.http.response.body"):
+            self.begun = self.complete = True
+        elif kind == "websocket.http.response.start":
+            self.begun = True
+            self._request.status = message["status"]
+
+
+async def abort(scope: Scope) -> bool:
+    """Abort the client's connection, so that a cut reply cannot look complete; False where the server has no way to.
+
+    A server that is told of an error closes the connection, which shows a cut in a reply with a length or in chunks; only
+    a reply that ends with its connection (HTTP/1.0) needs more, and only `homing run`'s protocol class offers it.
+    """
+    cut = scope.get(ABORT_SCOPE_KEY)
+    if cut is None:
+        return False
+    cut()
+    # The server hears of it in the loop's next turns, and then takes the missing rest for what it is.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return True
+

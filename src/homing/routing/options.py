@@ -1,0 +1,117 @@
+"""What a user may choose about routing: one value, checked, and picklable so that a supervisor can hand it to its workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from homing.errors import ConfigurationError
+from homing.identity.presets import PRESETS, Preset
+from homing.identity.sources import McpHandle, Source, parse_source
+from homing.routes import Routes
+
+DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """How the workers of one server tell sessions, and how they treat them.
+
+    Attributes:
+        sessions: Where requests name their session, in order; a source, or its SPEC as on the command line.
+        learn: Further places that occur only in replies.
+        starts, ends: Routes that start and end a session, as `"METHOD /route"`.
+        preset: A protocol's bundle of the above, such as `"mcp"`.
+        idle_seconds: How long a session without a request keeps its owner.
+        unowned: What happens to a request whose session nobody owns: `"adopt"` serves it where it lands, `"refuse"`
+            answers *gone*. None chooses: refuse where sessions begin at a known place, else adopt.
+        gone_status: The status of *gone*; None: the preset's, or 410.
+        max_body_bytes: The longest JSON body that is read to find a session in it.
+        owner_timeout_seconds: How long an owner may take to say that a forwarded request is its own.
+        max_sessions_per_worker: A declared start over it is answered 503; None: no limit.
+        scatter: Test mode: every request first lands on a wrong worker.
+        secret: What signs the session cookie, for sources that need it and are given as a SPEC.
+        socket_dir: The run directory; None: `HOMING_SESSION_SOCKET_DIR`, or one that siblings of one launcher share.
+        workers: How many workers the server has; 1 means that nothing is routed; None: not known.
+        graceful_seconds: How long a stopping worker waits for the others to drain.
+        backlog: Connections that may wait at a private socket.
+        lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
+    """
+
+    sessions: tuple[Source | str, ...] = ()
+    learn: tuple[Source | str, ...] = ()
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    preset: str | None = None
+    idle_seconds: float = DAY_SECONDS
+    unowned: Literal["adopt", "refuse"] | None = None
+    gone_status: int | None = None
+    max_body_bytes: int = 2**20
+    owner_timeout_seconds: float = 30.0
+    max_sessions_per_worker: int | None = None
+    scatter: bool = False
+    secret: str | None = None
+    socket_dir: str | None = None
+    workers: int | None = None
+    graceful_seconds: float | None = None
+    backlog: int = 2048
+    lifespan_required: bool = False
+
+    def __repr__(self) -> str:
+        secret = None if self.secret is None else "…"
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        return f"RoutingOptions({', '.join(f'{k}={v!r}' for k, v in (shown | {'secret': secret}).items())})"
+
+    @property
+    def tells_sessions(self) -> bool:
+        """Whether there is any way to tell sessions."""
+        return bool(self.sessions or self.learn or self.preset)
+
+    def checked(self) -> CheckedOptions:
+        """The same, parsed and checked.
+
+        Raises:
+            ConfigurationError: a setting cannot work; the message is one line that says what to do.
+        """
+        preset = None
+        if self.preset is not None:
+            preset = PRESETS.get(self.preset)
+            if preset is None:
+                raise ConfigurationError(f"unknown preset {self.preset!r}: use one of {', '.join(sorted(PRESETS))}")
+        if self.unowned not in (None, "adopt", "refuse"):
+            raise ConfigurationError(f"unowned is {self.unowned!r}: use 'adopt' or 'refuse'")
+        if self.gone_status is not None and not 400 <= self.gone_status <= 599:
+            raise ConfigurationError(f"the gone status is {self.gone_status}: use one from 400 to 599, such as 404 or 410")
+        for name in ("idle_seconds", "owner_timeout_seconds", "max_body_bytes"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a number greater than 0")
+        if self.max_sessions_per_worker is not None and self.max_sessions_per_worker < 1:
+            raise ConfigurationError("the limit of sessions per worker is less than 1: use 1 or more, or leave it out")
+        sessions, learn = (
+            tuple(parse_source(s, secret=self.secret) if isinstance(s, str) else s for s in given)
+            for given in (self.sessions, self.learn)
+        )
+        starts, ends = Routes.parse(self.starts), Routes.parse(self.ends)
+        begins_somewhere = bool(starts or learn or preset or any(isinstance(s, McpHandle) for s in sessions))
+        return CheckedOptions(
+            options=replace(self, sessions=sessions, learn=learn),
+            sessions=sessions,
+            learn=learn,
+            starts=starts,
+            ends=ends,
+            preset=preset,
+            adopts=self.unowned == "adopt" if self.unowned else not begins_somewhere,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """`RoutingOptions` parsed: sources, routes, the preset itself, and whether an unowned session is adopted."""
+
+    options: RoutingOptions
+    sessions: tuple[Source, ...]
+    learn: tuple[Source, ...]
+    starts: Routes
+    ends: Routes
+    preset: Preset | None
+    adopts: bool

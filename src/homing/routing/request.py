@@ -1,0 +1,178 @@
+"""One request that this worker serves, from before its handler to after: what it uses, makes known, and leaves behind.
+
+The invariant: whatever the handler does, what was entered is left once, and a session's ID reaches the client only
+after the session's owner is on record.
+
+Not here: whether the request is served at all (`middleware.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from homing.errors import HomingError, SessionNotRecordedError
+from homing.identity.base import Named
+from homing.routing.worker import Worker
+from homing.types import Scope, SessionId, session_tag
+
+logger = logging.getLogger(__name__)
+
+REQUEST_SCOPE_KEY: Final = "homing.request"
+SESSION_ID_SCOPE_KEY: Final = "homing.session_id"
+SESSION_ACQUIRE_SCOPE_KEY: Final = "homing.acquire_session"
+
+
+class RoutedRequest:
+    """A request being served here. In the scope as `homing.request`, for the handler's side of the bargain.
+
+    Attributes:
+        session_id: The session it names, or the one minted for it; None if it has none.
+        used: The handler read or wrote the session; where nobody can see that, set from the reply.
+        status: Of the reply, once it has begun; 101 for an accepted WebSocket.
+        unrecorded: Set when an ID could not be recorded: from then on nothing the app sends may leave.
+    """
+
+    __slots__ = ("_ended", "_entered", "_owned", "_scope", "_worker", "named", "session_id", "status", "unrecorded", "used")
+
+    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None, scope: Scope) -> None:
+        self._worker = worker
+        self._scope = scope
+        self._entered: list[AbstractContextManager[None]] = []
+        self._owned = False
+        self._ended = False
+        self.named = named
+        self.session_id = session_id
+        self.used = False
+        self.status: int | None = None
+        self.unrecorded: SessionNotRecordedError | None = None
+
+    def __repr__(self) -> str:
+        tag = session_tag(self.session_id) if self.session_id is not None else None
+        return f"<RoutedRequest session={tag} status={self.status} used={self.used}>"
+
+    def enter(self) -> None:
+        """Look at the record, and count this request as served, in one block.
+
+        Raises:
+            NotHereError: the session is another worker's.
+            SessionMovingError: the session is fenced, or not (or no longer) open here.
+        """
+        if self._worker is not None and self.session_id is not None:
+            self._enter(self.session_id)
+            self._owned = True
+
+    def _enter(self, session_id: str) -> None:
+        assert self._worker is not None
+        serving = self._worker.owners.serving(session_id)
+        serving.__enter__()
+        self._entered.append(serving)
+
+    def acquire(self) -> None:
+        """Record this worker as the owner of the session minted for this request, before its ID leaves.
+
+        Raises:
+            SessionNotRecordedError: it could not be recorded; the reply becomes a 500 without cookie.
+        """
+        if self._owned or self._worker is None or self.session_id is None:
+            return
+        self._record(self.session_id)
+        self._owned = True
+
+    def learn(self, session_id: SessionId) -> None:
+        """Record this worker as the owner of a session that the app has made, before the bytes that name it leave.
+
+        Raises:
+            SessionNotRecordedError: as for `acquire`.
+        """
+        if self._worker is None or session_id == self.session_id:
+            return
+        self._record(session_id)
+        self._worker.lifetimes.opened(session_id)
+
+    def _record(self, session_id: SessionId) -> None:
+        assert self._worker is not None
+        try:
+            owner = self._worker.owners.acquire(session_id)
+            if owner != self._worker.id:
+                # Nobody else could know the ID, so the app gave the same one twice, at two workers.
+                raise SessionNotRecordedError(f"session {session_tag(session_id)} is owned by worker {owner} already")
+            # Counted from now on: a request that names it may come and go before this one has left.
+            self._enter(session_id)
+        except HomingError as error:
+            if isinstance(error, SessionNotRecordedError):
+                self.unrecorded = error
+            else:
+                self.unrecorded = SessionNotRecordedError(f"session {session_tag(session_id)}: {error}")
+            logger.warning("session not recorded: %s", self.unrecorded)
+            raise self.unrecorded from error
+
+    def end(self) -> None:
+        """This request's session has ended; its owner is kept for the close retry window."""
+        self._ended = True
+
+    def serving(self, session_id: str) -> AbstractContextManager[None]:
+        """Count this request as served for another session too; raises `NotHereError` where that is not here."""
+        if self._worker is None or session_id == self.session_id:
+            return nullcontext()
+        return _Touch(self._worker, session_id)
+
+    def leave(self, *, failed: bool) -> None:
+        """The handler is done: record what became of the session, and stop counting the request.
+
+        Args:
+            failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
+        """
+        worker, session_id = self._worker, self.session_id
+        if worker is None:
+            return
+        status = None if failed else self.status
+        try:
+            if session_id is not None and self._owned:
+                self._leave_session(worker, session_id, status)
+        finally:
+            while self._entered:
+                self._entered.pop().__exit__(None, None, None)
+        if session_id is not None and not worker.owners.mine(session_id):
+            worker.path_keys.unbind(session_id)
+
+    def _leave_session(self, worker: Worker, session_id: SessionId, status: int | None) -> None:
+        succeeded = status is not None and 200 <= status < 300
+        turned = succeeded and (self.named.start or self.named.end)
+        # A record acquired for this very request goes at once if the request left nothing behind.
+        if self.used or turned or self._ended or worker.lifetimes.holds(session_id):
+            worker.lifetimes.served(session_id, self._scope, status)
+        if self._ended:
+            worker.lifetimes.ended(session_id)
+        if self._ended or (succeeded and self.named.end):
+            worker.path_keys.unbind(session_id)
+
+
+# A touch is a request on no route: it neither starts nor ends the session, whatever route the handler is on.
+_TOUCH_SCOPE: Final[Scope] = {"type": "http", "method": "", "path": "", "headers": []}
+
+
+class _Touch:
+    """Another session that a handler touches: counted while it does, and its lifetime goes on from there."""
+
+    __slots__ = ("_serving", "_session_id", "_worker")
+
+    def __init__(self, worker: Worker, session_id: str) -> None:
+        self._worker = worker
+        self._session_id = session_id
+        self._serving = worker.owners.serving(session_id)
+
+    def __enter__(self) -> None:
+        self._serving.__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        if self._worker.lifetimes.holds(self._session_id):
+            self._worker.lifetimes.served(self._session_id, _TOUCH_SCOPE, 200)
+        self._serving.__exit__(None, None, None)
+
+
+def new_session_id() -> SessionId:
+    """An ID for a session that begins here: 122 random bits, so nobody else can know it."""
+    return SessionId(uuid.uuid4().hex)

@@ -1,0 +1,304 @@
+"""Where one request is to be served: the look-ups, and what is done about them, until that is settled.
+
+The invariant: between the last look at a session's record and the handler there is no `await`. A request that came from a
+peer is never passed on (the test mode's scattered one excepted), and one that may have been delivered is never sent again.
+
+Not here: what the decision is (`decision.py`, a plain function), and running the handler (`middleware.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from homing.directory import SessionOwners
+from homing.errors import (
+    HomingError,
+    NotHereError,
+    OwnerGoneError,
+    OwnerRefusedError,
+    SessionGoneError,
+    SessionLimitError,
+    SessionMovingError,
+)
+from homing.forwarding.base import Hop
+from homing.forwarding.forwarder import replayable
+from homing.identity.base import Named
+from homing.routing.answers import GoneReply
+from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
+from homing.routing.request import RoutedRequest, new_session_id
+from homing.routing.worker import Worker
+from homing.types import Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
+
+LOOKS: Final = 3
+"""How often a request's owner is looked up: once, and at most twice more after *not mine* or *refused*."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a server treats its sessions.
+
+    Attributes:
+        adopts: A session that nobody owns is served where its request lands; else it is *gone*.
+        sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
+        gone_status, gone_reply: The shape of *gone*.
+        max_sessions: Over it, a declared start is refused.
+        scatter: Test mode: every request first lands on a wrong worker.
+        owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
+        lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
+    """
+
+    adopts: bool = True
+    sees_use: bool = False
+    gone_status: int | None = None
+    gone_reply: GoneReply | None = None
+    max_sessions: int | None = None
+    scatter: bool = False
+    owner_timeout_seconds: float = 30.0
+    graceful_seconds: float | None = None
+    sweep_seconds: float = 30.0
+    backlog: int = 2048
+    lifespan_required: bool = False
+
+
+class Routing:
+    """One request's look-ups. `receive` is what the handler must read from afterwards.
+
+    Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
+    """
+
+    __slots__ = ("_hop", "_named", "_policy", "_reason", "_replayable", "_scope", "_send", "_worker", "receive")
+
+    def __init__(
+        self,
+        worker: Worker,
+        policy: Policy,
+        named: Named,
+        hop: Hop | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._worker = worker
+        self._policy = policy
+        self._named = named
+        self._hop = hop
+        self._reason = None if hop is None else hop.reason
+        self._scope = scope
+        self._send = send
+        self._replayable = False
+        self.receive = receive
+
+    async def route(self) -> RoutedRequest | None:
+        """The request, entered, if it is to be served here; None if it was handled elsewhere or answered *not mine*.
+
+        Raises:
+            ReplyError: what to answer instead.
+            ReplyCutError: the owner was lost inside its reply.
+            RemoteAppError: the app raised at the owner.
+        """
+        named = self._named
+        if self._policy.scatter and self._reason is None and await self._scattered():
+            return None
+        if named.session_id is not None:
+            return await self._route_session(named.session_id)
+        if named.path_key is not None:
+            return await self._route_path_key(named.path_key)
+        if named.worker is not None and named.worker != self._worker.id and self._reason is None:
+            await self._send_to_named(named.worker)
+            return None
+        return self._serve_nameless()
+
+    # --- a session, named by the client ---
+
+    async def _route_session(self, session_id: SessionId) -> RoutedRequest | None:
+        worker, owners = self._worker, self._worker.owners
+        request = RoutedRequest(worker, self._named, session_id, self._scope)
+        unowned = Unowned.ACQUIRE if self._policy.adopts or self._named.start else Unowned.REFUSE
+        for _ in range(LOOKS):
+            if owners.mine(session_id):
+                # The way of most requests: one look at the record, which also counts the request.
+                try:
+                    self._bind_path_key(session_id)
+                    request.enter()
+                except NotHereError:
+                    pass
+                else:
+                    return request
+            decision = decide(
+                owner=owners.owner(session_id),
+                here=worker.id,
+                mine=owners.mine(session_id),
+                reason=self._reason,
+                unowned=unowned,
+            )
+            match decision:
+                case Serve():
+                    continue
+                case Acquire():
+                    placed_at = self._acquire(request, session_id)
+                    if placed_at == worker.id:
+                        return request
+                    if placed_at is not None and await self._place(placed_at):
+                        return None
+                case Forward(owner):
+                    if await self._forward(owner, Reason.OWNED, owners, session_id):
+                        return None
+                case NotMine():
+                    return self._not_mine()
+                case Gone():
+                    raise SessionGoneError(f"nobody owns session {session_tag(session_id)}")
+                case Moving():
+                    raise SessionMovingError(f"session {session_tag(session_id)} is not open here (yet)")
+                case ServeUnowned():
+                    raise AssertionError("a session is acquired or refused")
+                case _:
+                    assert_never(decision)
+        raise SessionMovingError(f"session {session_tag(session_id)} was nowhere that it was looked for")
+
+    def _acquire(self, request: RoutedRequest, session_id: SessionId) -> WorkerId | None:
+        """Acquire the session, and its path key, and enter it: one block without an await.
+
+        Returns this worker if that is done; another worker if it holds the path key, so the start belongs there; None if
+        another worker was quicker and the record has to be looked at again.
+        """
+        worker, owners = self._worker, self._worker.owners
+        self._check_limit()
+        if owners.acquire(session_id) != worker.id:
+            return None
+        try:
+            holder = self._bind_path_key(session_id)
+            if holder == worker.id:
+                request.enter()
+                return holder
+        except HomingError:
+            worker.path_keys.unbind(session_id)
+            owners.release(session_id)
+            raise
+        owners.release(session_id)
+        return holder
+
+    def _bind_path_key(self, session_id: SessionId) -> WorkerId:
+        key = self._named.start_path_key
+        return self._worker.id if key is None else self._worker.path_keys.bind(session_id, key)
+
+    async def _place(self, holder: WorkerId) -> bool:
+        """Send a start to the worker that holds its path key."""
+        if self._reason is not None and self._reason is not Reason.SCATTERED:
+            self._not_mine()
+            return True
+        key = self._named.start_path_key
+        assert key is not None
+        return await self._forward(holder, Reason.PLACED, self._worker.path_keys.owners, key)
+
+    # --- no session: a path key, a named worker, or nothing ---
+
+    async def _route_path_key(self, key: str) -> RoutedRequest | None:
+        """A path key is looked up and never acquired: with no owner, the request is handled where it lands."""
+        worker, owners = self._worker, self._worker.path_keys.owners
+        for _ in range(LOOKS):
+            decision = decide(
+                owner=owners.owner(key),
+                here=worker.id,
+                mine=owners.mine(key),
+                reason=self._reason,
+                unowned=Unowned.SERVE,
+            )
+            match decision:
+                case Serve() | ServeUnowned():
+                    return self._serve_nameless()
+                case Forward(owner):
+                    if await self._forward(owner, Reason.OWNED, owners, key):
+                        return None
+                case NotMine():
+                    return self._not_mine()
+                case Moving():
+                    raise SessionMovingError
+                case Acquire() | Gone():
+                    raise AssertionError("a path key is neither acquired nor refused")
+                case _:
+                    assert_never(decision)
+        raise SessionMovingError
+
+    async def _send_to_named(self, named: WorkerId) -> None:
+        self._make_replayable()
+        try:
+            handled = await self._worker.forwarder.forward(
+                named, Reason.NAMED, self._note(), self._scope, self.receive, self._send
+            )
+        except OwnerRefusedError as error:
+            raise SessionGoneError(f"worker {named}, which the request names, has exited") from error
+        if not handled:
+            raise SessionMovingError(f"worker {named}, which the request names, did not take it")
+
+    def _serve_nameless(self) -> RoutedRequest:
+        """A request that names no session here: it may begin one, under an ID minted for it or made by the app."""
+        named, worker = self._named, self._worker
+        if named.start:
+            self._check_limit()
+        if not named.mints:
+            return RoutedRequest(worker, named, None, self._scope)
+        session_id = new_session_id()
+        request = RoutedRequest(worker, named, session_id, self._scope)
+        if named.start:
+            # Before the handler: the reply's cookie will name the session, whatever the handler does.
+            if worker.owners.acquire(session_id) != worker.id:
+                raise SessionMovingError
+            request.enter()
+        return request
+
+    # --- what all of them do ---
+
+    async def _forward(self, owner: WorkerId, reason: Reason, records: SessionOwners, key: str) -> bool:
+        """True: handled there. False: not delivered, and the record has to be looked at again."""
+        self._make_replayable()
+        try:
+            return await self._worker.forwarder.forward(
+                owner, reason, self._note(), self._scope, self.receive, self._send
+            )
+        except OwnerRefusedError as error:
+            # It may have given or released the session before it exited: gone only if the record still names it.
+            if records.owner(key) != owner:
+                return False
+            raise OwnerGoneError(key, owner) from error
+
+    async def _scattered(self) -> bool:
+        """Test mode: a request that arrived at the right worker makes a detour through a wrong one."""
+        worker, named = self._worker, self._named
+        if named.session_id is not None and worker.owners.owner(named.session_id) not in (None, worker.id):
+            return False
+        detour = worker.another()
+        if detour is None:
+            return False
+        self._make_replayable()
+        try:
+            return await worker.forwarder.forward(
+                detour, Reason.SCATTERED, self._note(), self._scope, self.receive, self._send
+            )
+        except OwnerRefusedError:
+            return False
+
+    def _check_limit(self) -> None:
+        limit = self._policy.max_sessions
+        if limit is not None and self._named.start and len(self._worker.owners) >= limit:
+            raise SessionLimitError(f"this worker has {limit} sessions, the most it may have")
+
+    def _not_mine(self) -> None:
+        assert self._hop is not None
+        self._hop.not_mine()
+
+    def _make_replayable(self) -> None:
+        if not self._replayable:
+            self.receive = replayable(self.receive)
+            self._replayable = True
+
+    def _note(self) -> tuple[object, ...]:
+        named = self._named
+        return (
+            named.session_id,
+            named.start,
+            named.end,
+            named.mints,
+            named.path_key,
+            named.start_path_key,
+        )

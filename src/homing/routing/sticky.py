@@ -1,0 +1,153 @@
+"""One line makes any ASGI app keep its sessions together: `app = homing.sticky(app, …)`; and what handlers may say.
+
+Not here: `homing run`, which does the same from outside (`homing.runtime`), and the servers whose kind of session is
+declared (`install.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+from homing.identity.sources import Source
+from homing.identity.sources_identity import SourcesIdentity
+from homing.lifetime.window import IdleLifetimes
+from homing.routing.middleware import SessionRoutingMiddleware
+from homing.routing.options import DAY_SECONDS, RoutingOptions
+from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
+from homing.routing.route import Policy
+from homing.routing.sweeper import sweep_interval
+from homing.rundir import SESSION_SOCKET_DIR_ENV, siblings_directory
+from homing.types import ASGIApp, Scope
+
+CLOSE_RETRY_WINDOW_SECONDS = 300.0
+"""How long the owner of an ended session is kept, so that a late or repeated close still finds it."""
+
+
+def sticky(
+    app: ASGIApp,
+    *,
+    sessions: Sequence[Source | str] = (),
+    learn: Sequence[Source | str] = (),
+    starts: Sequence[str] = (),
+    ends: Sequence[str] = (),
+    preset: str | None = None,
+    idle_seconds: float = DAY_SECONDS,
+    unowned: Literal["adopt", "refuse"] | None = None,
+    gone_status: int | None = None,
+    max_body_bytes: int = 2**20,
+    owner_timeout_seconds: float = 30.0,
+) -> SessionRoutingMiddleware:
+    """Route each request of `app` to the worker that holds its session, under any launcher of ASGI workers.
+
+    Args:
+        app: Any ASGI app. It is called as before, at the worker that holds the session.
+        sessions: Where requests name their session: `homing.header("x-session")`, …; the first that names one decides.
+        learn: Where replies first name a session that the app has made, if that is nowhere in `sessions`.
+        starts: Routes that start a session, such as `"POST /sessions"`.
+        ends: Routes that end the session they name, such as `"DELETE /sessions/{id}"`.
+        preset: A protocol's bundle of all that: `"mcp"`.
+        idle_seconds: A session without a request for so long loses its owner.
+        unowned: `"adopt"` serves a session that nobody owns where its request lands, `"refuse"` answers *gone*. By
+            default: refuse where a start, `learn`, preset or `mcp_handle` says where sessions begin, else adopt.
+        gone_status: The status of *gone*; by default 410, or the preset's.
+        max_body_bytes: The longest JSON body that is read to find a session in it.
+        owner_timeout_seconds: How long an owner may take to say that a forwarded request is its own.
+
+    Raises:
+        ConfigurationError: a setting cannot work; the message says which and what to do.
+    """
+    options = RoutingOptions(
+        sessions=tuple(sessions),
+        learn=tuple(learn),
+        starts=tuple(starts),
+        ends=tuple(ends),
+        preset=preset,
+        idle_seconds=idle_seconds,
+        unowned=unowned,
+        gone_status=gone_status,
+        max_body_bytes=max_body_bytes,
+        owner_timeout_seconds=owner_timeout_seconds,
+    )
+    return build(app, options)
+
+
+def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
+    """The router for `app` as `options` say: what `sticky` and `homing run` have in common.
+
+    Raises:
+        ConfigurationError: a setting cannot work; the message says which and what to do.
+    """
+    checked = options.checked()
+    preset = checked.preset
+    identity = SourcesIdentity(
+        checked.sessions,
+        checked.learn,
+        starts=checked.starts,
+        ends=checked.ends,
+        preset=preset,
+        max_body_bytes=options.max_body_bytes,
+    )
+    lifetimes = IdleLifetimes(
+        options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS, starts=identity.starts, ends=identity.ends
+    )
+    policy = Policy(
+        adopts=checked.adopts,
+        gone_status=options.gone_status,
+        gone_reply=preset.gone_reply if preset is not None and options.gone_status is None else None,
+        max_sessions=options.max_sessions_per_worker,
+        scatter=options.scatter,
+        owner_timeout_seconds=options.owner_timeout_seconds,
+        graceful_seconds=options.graceful_seconds,
+        sweep_seconds=sweep_interval(min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)),
+        backlog=options.backlog,
+        lifespan_required=options.lifespan_required,
+    )
+    socket_dir = None if options.workers == 1 else _run_directory(options)
+    return SessionRoutingMiddleware(app, identity, lifetimes, policy, socket_dir=socket_dir)
+
+
+def _run_directory(options: RoutingOptions) -> Callable[[], str]:
+    """Where this server's workers meet: looked up when a worker starts, in its own process."""
+    if options.socket_dir is not None:
+        given = options.socket_dir
+        return lambda: given
+    return lambda: os.environ.get(SESSION_SOCKET_DIR_ENV) or siblings_directory(repr(options))
+
+
+def request_of(scope: Scope) -> RoutedRequest:
+    """The routed request that a handler's scope belongs to.
+
+    Raises:
+        LookupError: the scope is not a routed request's: the app is not behind homing.
+    """
+    request = scope.get(REQUEST_SCOPE_KEY)
+    if not isinstance(request, RoutedRequest):
+        raise LookupError("this scope is not a request that homing routed: run the app with homing, or wrap it with sticky")
+    return request
+
+
+def end(scope: Scope) -> None:
+    """Inside a handler: this request's session has ended. Its owner is kept for the close retry window (300 s).
+
+    Raises:
+        LookupError: the scope is not a routed request's.
+    """
+    request_of(scope).end()
+
+
+def serving(scope: Scope, session_id: str) -> AbstractContextManager[None]:
+    """Enter this before a handler touches another session than its request's: it looks, and counts.
+
+    Example:
+        >>> with homing.serving(scope, "other"):  # doctest: +SKIP
+        ...     states["other"].step()
+
+    Raises:
+        LookupError: the scope is not a routed request's.
+        NotHereError: on entering, if this worker does not own that session.
+        SessionMovingError: on entering, if the session is fenced or on the move.
+    """
+    return request_of(scope).serving(session_id)

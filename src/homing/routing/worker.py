@@ -1,0 +1,213 @@
+"""What one worker has open while it serves: its place in the run directory, its sockets, its sessions.
+
+The invariant: *refused* means dead. The private socket opens before the public one accepts, and closes after this
+worker's last handler; if the whole server is stopping, after every other worker has drained too, since until then one of
+them may still forward a request here.
+
+Not here: what a request does with all this (`middleware.py`), and when a worker starts and stops (the server's lifespan).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import FrameType
+from typing import Any, Final, Self
+
+from homing.clock import SYSTEM_CLOCK, Clock
+from homing.directory import SessionOwners
+from homing.directory.base import Given
+from homing.forwarding.base import Answer
+from homing.forwarding.forwarder import Forwarder
+from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.lifetime.base import SessionLifetimes
+from homing.routing.path_keys import PathKeys
+from homing.routing.sweeper import sweep_forever
+from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
+from homing.types import PATH, ASGIApp, WorkerId
+
+logger = logging.getLogger(__name__)
+
+GRACEFUL_SECONDS: Final = 30.0
+"""How long a stopping worker waits for the others to drain, where the server has no limit of its own."""
+
+_DRAIN_POLL_SECONDS: Final = 0.05
+
+_ANSWERS: Final = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
+
+_current: WorkerId | None = None
+
+
+def worker_id() -> WorkerId:
+    """This process's worker ID: 32 lowercase hex digits, new at every start.
+
+    Raises:
+        LookupError: no routed server runs in this process.
+    """
+    if _current is None:
+        raise LookupError("no homing worker runs in this process: call worker_id() once the server has started")
+    return _current
+
+
+class Worker:
+    """One worker of a server that has several. Owns everything it opens; `aclose` is safe to call twice.
+
+    Attributes:
+        id: New at every start of a process.
+        owners, path_keys: Which worker owns each session and path key.
+        lifetimes: How long this worker keeps its own. Borrowed.
+        forwarder: How requests reach other workers.
+    """
+
+    def __init__(
+        self,
+        socket_dir: str,
+        identifier: WorkerId,
+        lifetimes: SessionLifetimes,
+        *,
+        owner_timeout_seconds: float,
+        graceful_seconds: float | None,
+        drop: Callable[[str], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.id = identifier
+        self.lifetimes = lifetimes
+        self._graceful_seconds = GRACEFUL_SECONDS if graceful_seconds is None else graceful_seconds
+        self._owner_timeout_seconds = owner_timeout_seconds
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self.run_directory = RunDirectory.open(socket_dir)
+        self._stack.callback(self.run_directory.close)
+        self.owners = SessionOwners(
+            socket_dir, identifier, lifetimes.holds, drop=drop, run_directory=self.run_directory
+        )
+        self.path_keys = PathKeys(self.run_directory, identifier)
+        self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+        self._receiver: Receiver | None = None
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id[:6]} {self.owners!r}>"
+
+    async def open(
+        self, app: ASGIApp, *, state: Callable[[], dict[str, Any] | None], backlog: int, sweep_seconds: float
+    ) -> Self:
+        """Take this worker's place: life lock, private socket, sweeper. What fails half-way is closed again.
+
+        Args:
+            app: Called for each request that another worker sends here.
+            state: The lifespan's state, of which each request gets a copy.
+        """
+        global _current  # noqa: PLW0603 - one process is one worker
+        try:
+            life = self.run_directory.hold_life(self.id)
+            self._stack.callback(life.close)
+            self._stack.push_async_callback(self.owners.aclose)
+            self._stack.push_async_callback(self.path_keys.owners.aclose)
+            self._receiver = await self._stack.enter_async_context(
+                serve_private_socket(
+                    app,
+                    worker_socket_path(self.run_directory.path, self.id),
+                    backlog,
+                    state=state,
+                    on_ask=self._asked,
+                )
+            )
+            self._stack.push_async_callback(self.forwarder.aclose)
+            sweeper = asyncio.create_task(
+                sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
+            )
+            self._stack.push_async_callback(_cancel, sweeper)
+            self._stack.enter_context(_stop_signals_marked(lambda: self.run_directory.mark(self.id, "stopping")))
+        except BaseException:
+            await self.aclose()
+            raise
+        _current = self.id
+        logger.info("worker %s serves, run directory %s", self.id, self.run_directory.path)
+        return self
+
+    async def drain(self) -> None:
+        """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained."""
+        self.run_directory.mark(self.id, "drained")
+        deadline = self._clock.monotonic() + self._graceful_seconds
+        while self._others_still_drain() and self._clock.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        if self._receiver is not None:
+            await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))
+
+    def _others_still_drain(self) -> bool:
+        draining = self.run_directory.marks("stopping") - self.run_directory.marks("drained") - {self.id}
+        return any(not self.run_directory.is_dead(each) for each in draining)
+
+    async def aclose(self) -> None:
+        """Close everything, the private socket after the last handler and the life lock last."""
+        global _current  # noqa: PLW0603
+        if _current == self.id:
+            _current = None
+        await self._stack.aclose()
+
+    def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
+        """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
+        others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
+        return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
+
+    async def _asked(self, kind: str, key: str, asker: WorkerId, hung_up: asyncio.Event) -> Answer:
+        owners = self.path_keys.owners if kind == PATH else self.owners
+        given = await owners.give(key, asker, timeout_seconds=self._owner_timeout_seconds, hung_up=hung_up)
+        return _ANSWERS[given]
+
+    async def ask(self, owner: WorkerId, session_id: str) -> Given:
+        """Ask a live owner for a session, over its private socket."""
+        answer = await self.forwarder.ask(owner, self.owners.kind, session_id, self.id)
+        return Given[answer.name]
+
+
+def fresh_worker_id() -> tuple[WorkerId, int]:
+    """A worker ID and the process it is for: a fork must make its own."""
+    return new_worker_id(), os.getpid()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@contextmanager
+def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
+    """Note in the run directory when this worker is told to stop, then do as the server's own handler does.
+
+    A worker that has drained has to know whether the others are draining too, or only it was told to stop (a rolling
+    restart, a recycled worker). No server tells an app, so the signal is noted where it arrives.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            mark()
+        except OSError:
+            logger.warning("could not mark this worker as stopping", exc_info=True)
+        before = previous[number]
+        if callable(before):
+            before(number, frame)
+        elif before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous[number] = signal.getsignal(number)
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            # Whoever installed another handler meanwhile keeps it.
+            if signal.getsignal(number) is handle:
+                signal.signal(number, before)
