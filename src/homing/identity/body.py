@@ -33,6 +33,8 @@ BODY_SECONDS: Final = 60.0
 BUFFERED_BYTES: Final = 2**28
 """How much all bodies that are being read may hold together, per worker; beyond it, 503."""
 
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -134,13 +136,13 @@ class BodyReader:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether the request may have a body: an HTTP/1 request without a length and without chunks has none."""
-    if not scope.get("http_version", "1.1").startswith("1"):
+    """Whether the request may have a body: a GET, say, without a length and without chunks has none."""
+    if scope["method"] in _WITH_BODY or not scope.get("http_version", "1.1").startswith("1"):
         return True
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
-            return True
-    return False
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
 
 
 def _checked_length(scope: Scope) -> int:

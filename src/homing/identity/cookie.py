@@ -167,6 +167,13 @@ class SignedCookieReader:
         session = cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)
         return None if session is None else self._text(session)
 
+    def __len__(self) -> int:
+        """How many good cookies are remembered."""
+        return len(self._good)
+
+    def __repr__(self) -> str:
+        return f"<SignedCookieReader {self._name}:{self._key}: {len(self._good)} remembered>"
+
     def _text(self, session: dict[str, Any]) -> str | None:
         found = session.get(self._key)
         return found if isinstance(found, str) and found else None

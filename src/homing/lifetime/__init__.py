@@ -1,1 +1,22 @@
 """How long does ownership last?"""
+
+from homing.lifetime.base import SessionLifetimes
+from homing.lifetime.records import (
+    CLOSE_FOLLOWS_HEADER,
+    AgentSessionHolder,
+    AgentSessionLifetimes,
+    OwnershipReleaser,
+    ResourcesSessionLifetimes,
+)
+from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes
+
+__all__ = [
+    "CLOSE_FOLLOWS_HEADER",
+    "ENDED_SCOPE_KEY",
+    "AgentSessionHolder",
+    "AgentSessionLifetimes",
+    "IdleLifetimes",
+    "OwnershipReleaser",
+    "ResourcesSessionLifetimes",
+    "SessionLifetimes",
+]

@@ -74,9 +74,7 @@ _GONE = Gone()
 _MOVING = Moving()
 
 
-def decide(
-    *, owner: WorkerId | None, here: WorkerId, mine: bool, reason: Reason | None, unowned: Unowned
-) -> Decision:
+def decide(*, owner: WorkerId | None, here: WorkerId, mine: bool, reason: Reason | None, unowned: Unowned) -> Decision:
     """What to do with a request that names a session (or a path key).
 
     Args:

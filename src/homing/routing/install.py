@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from homing.identity.kinds import KindIdentity, SessionKind
+from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
@@ -79,8 +79,8 @@ def install_session_routing(
         kind,
         session_cookie,
         secret_key,
-        starts=starts,
-        ends=ends,
+        starts=session_starts,
+        ends=session_ends,
         mcp_token_header=mcp_token_header,
         mcp_token_serializer=mcp_token_serializer,
         mcp_path=mcp_path,
@@ -119,8 +119,10 @@ def install_session_routing(
 
     from homing.routing.session_id import SessionIdMiddleware
 
-    app.add_middleware(outermost)  # type: ignore[arg-type] - Starlette calls it as it would call a class
+    # Starlette calls it as it would call a class.
+    app.add_middleware(outermost)
     app.user_middleware.append(Middleware(SessionIdMiddleware, cookie_key=kind.cookie_key))
     app.state.homing_router = router
-    app.state.homing_routing_id = None if socket_dir is None else router.worker_id
-    return app.state.homing_routing_id
+    routing_id = None if socket_dir is None else router.worker_id
+    app.state.homing_routing_id = routing_id
+    return routing_id

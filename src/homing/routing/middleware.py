@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
-from homing.forwarding.forwarder import crossable_extensions
-from homing.identity.base import Identity, Learner, Named
+from homing.forwarding.frames import crossable_extensions
+from homing.identity import Identity, Learner, Named
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
@@ -29,7 +29,7 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing
+from homing.routing.route import Policy, Routing, named_from
 from homing.routing.worker import Worker, fresh_worker_id
 from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
 
@@ -146,7 +146,8 @@ class SessionRoutingMiddleware:
                 if named is None:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
-                named = Named(*hop.note)  # type: ignore[arg-type] - the sender's own Named, over a checked socket
+                named = named_from(hop.note)
+            request: RoutedRequest | None
             if self.worker is None:
                 request = self._alone(named, scope)
             else:
@@ -156,9 +157,7 @@ class SessionRoutingMiddleware:
         except ReplyError as error:
             if hop is not None:
                 hop.mine()
-            await answer(
-                error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply
-            )
+            await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
             if await abort(scope):
@@ -283,4 +282,3 @@ async def abort(scope: Scope) -> bool:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return True
-

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from homing.errors import ConfigurationError
-from homing.identity.presets import PRESETS, Preset
-from homing.identity.sources import McpHandle, Source, parse_source
+from homing.identity import McpHandleSource, Preset, Source, parse_source, preset
 from homing.routes import Routes
 
 DAY_SECONDS = 86_400
@@ -73,15 +72,15 @@ class RoutingOptions:
         Raises:
             ConfigurationError: a setting cannot work; the message is one line that says what to do.
         """
-        preset = None
+        chosen = None
         if self.preset is not None:
-            preset = PRESETS.get(self.preset)
-            if preset is None:
-                raise ConfigurationError(f"unknown preset {self.preset!r}: use one of {', '.join(sorted(PRESETS))}")
+            chosen = preset(self.preset)
         if self.unowned not in (None, "adopt", "refuse"):
             raise ConfigurationError(f"unowned is {self.unowned!r}: use 'adopt' or 'refuse'")
         if self.gone_status is not None and not 400 <= self.gone_status <= 599:
-            raise ConfigurationError(f"the gone status is {self.gone_status}: use one from 400 to 599, such as 404 or 410")
+            raise ConfigurationError(
+                f"the gone status is {self.gone_status}: use one from 400 to 599, such as 404 or 410"
+            )
         for name in ("idle_seconds", "owner_timeout_seconds", "max_body_bytes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a number greater than 0")
@@ -92,14 +91,14 @@ class RoutingOptions:
             for given in (self.sessions, self.learn)
         )
         starts, ends = Routes.parse(self.starts), Routes.parse(self.ends)
-        begins_somewhere = bool(starts or learn or preset or any(isinstance(s, McpHandle) for s in sessions))
+        begins_somewhere = bool(starts or learn or chosen or any(isinstance(s, McpHandleSource) for s in sessions))
         return CheckedOptions(
             options=replace(self, sessions=sessions, learn=learn),
             sessions=sessions,
             learn=learn,
             starts=starts,
             ends=ends,
-            preset=preset,
+            preset=chosen,
             adopts=self.unowned == "adopt" if self.unowned else not begins_somewhere,
         )
 

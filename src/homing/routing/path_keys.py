@@ -24,9 +24,7 @@ class PathKeys:
         self._key_of: dict[SessionId, str] = {}
         self._bound: Counter[str] = Counter()
         self._here = worker_id
-        self.owners = SessionOwners(
-            run_directory.path, worker_id, self._holds, kind=PATH, run_directory=run_directory
-        )
+        self.owners = SessionOwners(run_directory.path, worker_id, self._holds, kind=PATH, run_directory=run_directory)
 
     def __repr__(self) -> str:
         return f"<PathKeys {self._here[:6]}: {len(self._bound)} keys of {len(self._key_of)} sessions>"

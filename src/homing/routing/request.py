@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from homing.errors import HomingError, SessionNotRecordedError
-from homing.identity.base import Named
+from homing.identity import Named
 from homing.routing.worker import Worker
 from homing.types import Scope, SessionId, session_tag
 
@@ -35,7 +35,18 @@ class RoutedRequest:
         unrecorded: Set when an ID could not be recorded: from then on nothing the app sends may leave.
     """
 
-    __slots__ = ("_ended", "_entered", "_owned", "_scope", "_worker", "named", "session_id", "status", "unrecorded", "used")
+    __slots__ = (
+        "_ended",
+        "_entered",
+        "_owned",
+        "_scope",
+        "_worker",
+        "named",
+        "session_id",
+        "status",
+        "unrecorded",
+        "used",
+    )
 
     def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None, scope: Scope) -> None:
         self._worker = worker

@@ -9,7 +9,7 @@ Not here: what the decision is (`decision.py`, a plain function), and running th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Any, Final, assert_never, cast
 
 from homing.directory import SessionOwners
 from homing.errors import (
@@ -22,8 +22,8 @@ from homing.errors import (
     SessionMovingError,
 )
 from homing.forwarding.base import Hop
-from homing.forwarding.forwarder import replayable
-from homing.identity.base import Named
+from homing.forwarding.replay import Replayable, replayable
+from homing.identity import Named
 from homing.routing.answers import GoneReply
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
 from homing.routing.request import RoutedRequest, new_session_id
@@ -67,7 +67,7 @@ class Routing:
     Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
     """
 
-    __slots__ = ("_hop", "_named", "_policy", "_reason", "_replayable", "_scope", "_send", "_worker", "receive")
+    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "receive")
 
     def __init__(
         self,
@@ -86,7 +86,6 @@ class Routing:
         self._reason = None if hop is None else hop.reason
         self._scope = scope
         self._send = send
-        self._replayable = False
         self.receive = receive
 
     async def route(self) -> RoutedRequest | None:
@@ -145,7 +144,8 @@ class Routing:
                     if await self._forward(owner, Reason.OWNED, owners, session_id):
                         return None
                 case NotMine():
-                    return self._not_mine()
+                    self._not_mine()
+                    return None
                 case Gone():
                     raise SessionGoneError(f"nobody owns session {session_tag(session_id)}")
                 case Moving():
@@ -211,7 +211,8 @@ class Routing:
                     if await self._forward(owner, Reason.OWNED, owners, key):
                         return None
                 case NotMine():
-                    return self._not_mine()
+                    self._not_mine()
+                    return None
                 case Moving():
                     raise SessionMovingError
                 case Acquire() | Gone():
@@ -221,10 +222,9 @@ class Routing:
         raise SessionMovingError
 
     async def _send_to_named(self, named: WorkerId) -> None:
-        self._make_replayable()
         try:
             handled = await self._worker.forwarder.forward(
-                named, Reason.NAMED, self._note(), self._scope, self.receive, self._send
+                named, Reason.NAMED, note_of(self._named), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
             raise SessionGoneError(f"worker {named}, which the request names, has exited") from error
@@ -251,10 +251,9 @@ class Routing:
 
     async def _forward(self, owner: WorkerId, reason: Reason, records: SessionOwners, key: str) -> bool:
         """True: handled there. False: not delivered, and the record has to be looked at again."""
-        self._make_replayable()
         try:
             return await self._worker.forwarder.forward(
-                owner, reason, self._note(), self._scope, self.receive, self._send
+                owner, reason, note_of(self._named), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
             # It may have given or released the session before it exited: gone only if the record still names it.
@@ -270,10 +269,9 @@ class Routing:
         detour = worker.another()
         if detour is None:
             return False
-        self._make_replayable()
         try:
             return await worker.forwarder.forward(
-                detour, Reason.SCATTERED, self._note(), self._scope, self.receive, self._send
+                detour, Reason.SCATTERED, note_of(self._named), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError:
             return False
@@ -287,18 +285,27 @@ class Routing:
         assert self._hop is not None
         self._hop.not_mine()
 
-    def _make_replayable(self) -> None:
-        if not self._replayable:
-            self.receive = replayable(self.receive)
-            self._replayable = True
+    def _kept(self) -> Replayable:
+        """What the handler will read from, if the request stays here after all: nothing taken meanwhile is lost."""
+        kept = replayable(self.receive)
+        self.receive = kept
+        return kept
 
-    def _note(self) -> tuple[object, ...]:
-        named = self._named
-        return (
-            named.session_id,
-            named.start,
-            named.end,
-            named.mints,
-            named.path_key,
-            named.start_path_key,
-        )
+
+def note_of(named: Named) -> tuple[object, ...]:
+    """What a request says about its session, as it crosses the hop; the owner does not read it a second time."""
+    return (
+        named.session_id,
+        named.start,
+        named.end,
+        named.mints,
+        named.path_key,
+        named.start_path_key,
+        named.also,
+    )
+
+
+def named_from(note: tuple[object, ...]) -> Named:
+    """The sender's `Named`. The private socket is this user's alone, so its word is taken."""
+    session_id, start, end, mints, path_key, start_path_key, also = cast("tuple[Any, ...]", note)
+    return Named(session_id, start, end, mints, path_key, start_path_key, also=tuple(also))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
-from homing.identity.sources import Source
-from homing.identity.sources_identity import SourcesIdentity
+from homing.identity import Source, SourcesIdentity
 from homing.lifetime.window import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.options import DAY_SECONDS, RoutingOptions
@@ -125,7 +124,9 @@ def request_of(scope: Scope) -> RoutedRequest:
     """
     request = scope.get(REQUEST_SCOPE_KEY)
     if not isinstance(request, RoutedRequest):
-        raise LookupError("this scope is not a request that homing routed: run the app with homing, or wrap it with sticky")
+        raise LookupError(
+            "this scope is not a request that homing routed: run the app with homing, or wrap it with sticky"
+        )
     return request
 
 

@@ -16,7 +16,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -81,15 +81,18 @@ class Worker:
         self._graceful_seconds = GRACEFUL_SECONDS if graceful_seconds is None else graceful_seconds
         self._owner_timeout_seconds = owner_timeout_seconds
         self._clock = clock
-        self._stack = AsyncExitStack()
-        self.run_directory = RunDirectory.open(socket_dir)
-        self._stack.callback(self.run_directory.close)
-        self.owners = SessionOwners(
-            socket_dir, identifier, lifetimes.holds, drop=drop, run_directory=self.run_directory
-        )
-        self.path_keys = PathKeys(self.run_directory, identifier)
-        self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
         self._receiver: Receiver | None = None
+        with ExitStack() as opening:
+            self.run_directory = opening.enter_context(RunDirectory.open(socket_dir))
+            # Before the first record and before the private socket: a worker without a life is dead.
+            opening.callback(self.run_directory.hold_life(identifier).close)
+            self.owners = SessionOwners(
+                socket_dir, identifier, lifetimes.holds, drop=drop, run_directory=self.run_directory
+            )
+            self.path_keys = PathKeys(self.run_directory, identifier)
+            self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+            self._stack = AsyncExitStack()
+            self._stack.push(opening.pop_all())
 
     def __repr__(self) -> str:
         return f"<Worker {self.id[:6]} {self.owners!r}>"
@@ -97,18 +100,16 @@ class Worker:
     async def open(
         self, app: ASGIApp, *, state: Callable[[], dict[str, Any] | None], backlog: int, sweep_seconds: float
     ) -> Self:
-        """Take this worker's place: life lock, private socket, sweeper. What fails half-way is closed again.
+        """Take this worker's place: private socket and sweeper. What fails half-way is closed again.
 
         Args:
             app: Called for each request that another worker sends here.
             state: The lifespan's state, of which each request gets a copy.
         """
         global _current  # noqa: PLW0603 - one process is one worker
+        self._stack.push_async_callback(self.owners.aclose)
+        self._stack.push_async_callback(self.path_keys.owners.aclose)
         try:
-            life = self.run_directory.hold_life(self.id)
-            self._stack.callback(life.close)
-            self._stack.push_async_callback(self.owners.aclose)
-            self._stack.push_async_callback(self.path_keys.owners.aclose)
             self._receiver = await self._stack.enter_async_context(
                 serve_private_socket(
                     app,
@@ -156,9 +157,9 @@ class Worker:
         others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
-    async def _asked(self, kind: str, key: str, asker: WorkerId, hung_up: asyncio.Event) -> Answer:
+    async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
         owners = self.path_keys.owners if kind == PATH else self.owners
-        given = await owners.give(key, asker, timeout_seconds=self._owner_timeout_seconds, hung_up=hung_up)
+        given = await owners.give(key, WorkerId(asker), timeout_seconds=self._owner_timeout_seconds, hung_up=hung_up)
         return _ANSWERS[given]
 
     async def ask(self, owner: WorkerId, session_id: str) -> Given:
@@ -188,6 +189,7 @@ def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
         yield
         return
     previous: dict[int, Any] = {}
+    stops: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
 
     def handle(number: int, frame: FrameType | None) -> None:
         try:
@@ -201,7 +203,7 @@ def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stops:
         previous[number] = signal.getsignal(number)
         signal.signal(number, handle)
     try:

@@ -1,0 +1,238 @@
+"""Deadlines of sessions, and the lifetimes of a generic app's sessions: open until an end or until idle.
+
+Invariant: a session has one record at most, and only that record's own deadline ever drops it: what a heap still holds
+of an earlier one never fires for a session that was opened again, or removed, since.
+
+Not here: whether a request used its session, which the router judges; how ownership ends (`homing.directory`).
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from homing.clock import SYSTEM_CLOCK, Clock
+from homing.routes import Routes
+from homing.types import Scope
+
+ENDED_SCOPE_KEY: Final = "homing.ended"
+"""Set to true in a request's scope by a handler that has ended the request's session, whatever its route and status."""
+
+DEFAULT_IDLE_SECONDS: Final = 86_400.0
+DEFAULT_WINDOW_SECONDS: Final = 300.0
+
+_UNCHANGING_METHODS: Final = frozenset({"HEAD", "OPTIONS", "TRACE"})
+
+_StateT = TypeVar("_StateT")
+
+
+class Kept(Generic[_StateT]):
+    """One session's record: the state it is in, and when that ends (None: never by itself)."""
+
+    __slots__ = ("key", "queued", "state", "until")
+
+    def __init__(self, key: str, state: _StateT) -> None:
+        self.key = key
+        self.state = state
+        self.until: float | None = None
+        self.queued: float | None = None  # when its one live heap item fires; any other item of it is stale
+
+
+class Deadlines(Generic[_StateT]):
+    """The sessions that are kept, each with its state and at most one deadline. Every step is O(log n) or better.
+
+    A deadline that moves later costs nothing until its old time comes, so a request per session and second does not
+    grow the heap; stale items never outnumber the sessions for long.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: dict[str, Kept[_StateT]] = {}
+        self._heap: list[tuple[float, int, Kept[_StateT]]] = []
+        self._pushed = 0
+        self._postponed = 0.0  # times are kept less what was postponed before they were set, so that all move at once
+
+    def get(self, key: str) -> Kept[_StateT] | None:
+        """The session's record, to read; None if it is not kept."""
+        return self._kept.get(key)
+
+    def keep(self, key: str, state: _StateT, seconds: float | None) -> None:
+        """Keep the session in that state for so long from now, or for ever; what was known of it before is replaced."""
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = Kept(key, state)
+        kept.state = state
+        kept.until = None if seconds is None else self._now() + seconds
+        if kept.until is not None and (kept.queued is None or kept.until < kept.queued):
+            self._push(kept, kept.until)
+
+    def remove(self, key: str) -> None:
+        """Keep the session no longer; nothing happens if it is not kept."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.queued = None
+            self._tidy()
+
+    def pop_due(self) -> list[Kept[_StateT]]:
+        """Remove and return the records whose time has come, the earliest first."""
+        now = self._now()
+        due: list[Kept[_StateT]] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, kept = heapq.heappop(self._heap)
+            if kept.queued != at:
+                continue
+            kept.queued = None
+            if kept.until is None:
+                continue
+            if kept.until > now:
+                self._push(kept, kept.until)
+            else:
+                del self._kept[kept.key]
+                due.append(kept)
+        return due
+
+    def postpone(self, seconds: float) -> None:
+        """Move every deadline that is set now later by so much."""
+        self._postponed += max(0.0, seconds)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _now(self) -> float:
+        return self._clock.monotonic() - self._postponed
+
+    def _push(self, kept: Kept[_StateT], at: float) -> None:
+        kept.queued = at
+        self._pushed += 1
+        heapq.heappush(self._heap, (at, self._pushed, kept))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._heap) > 64 + 2 * len(self._kept):
+            self._heap = [item for item in self._heap if item[2].queued == item[0]]
+            heapq.heapify(self._heap)
+
+
+def never_served(session_id: str) -> int:
+    """No request is being served: for lifetimes whose requests are over when they are recorded."""
+    return 0
+
+
+def succeeded(scope: Scope, status: int | None) -> bool:
+    """Whether a request may have started or ended its session: a 2xx reply to a method that changes anything.
+
+    HEAD, OPTIONS and TRACE never do (RFC 9110, 9.2.1), so a CORS preflight of a close route ends nothing.
+    """
+    changing = scope["type"] != "http" or scope["method"] not in _UNCHANGING_METHODS
+    return changing and status is not None and 200 <= status < 300
+
+
+class _State(enum.Enum):
+    OPEN = "open"
+    ENDED = "ended"
+
+
+class IdleLifetimes:
+    """How long a worker keeps ownership of a generic app's sessions.
+
+    A session is open from `opened`, a 2xx of a start route, or a request that used it, until a 2xx of an end route, or
+    until `idle_seconds` pass with no request. After an end it is kept `window_seconds` from its last request, for
+    retried and late requests. A session that is being served when its time comes is kept for another such time:
+    requests in flight count.
+
+    `status`, wherever it is given, is the status of the reply that the app completed (101 for a WebSocket it accepted),
+    whether or not the client was still there; None if the app did not complete a reply, because it raised or was cut
+    off. None starts, ends and opens nothing, and counts as a request.
+
+    Args:
+        starts, ends: The declared routes. A route that is both is a start: the session goes on.
+        used_reopens: Whether a request that used a session after its end opens it again. So it is where clients choose
+            IDs (`unowned` is "adopt"): a log-out ends the session and the same cookie goes on. Where only starts and
+            replies make sessions ("refuse"), a late answer about an ended session is no new one.
+        being_served: How many requests of a session are in flight here (`SessionOwners.served_now`).
+    """
+
+    def __init__(
+        self,
+        idle_seconds: float = DEFAULT_IDLE_SECONDS,
+        window_seconds: float = DEFAULT_WINDOW_SECONDS,
+        *,
+        starts: Routes,
+        ends: Routes,
+        clock: Clock = SYSTEM_CLOCK,
+        used_reopens: bool = True,
+        being_served: Callable[[str], int] = never_served,
+    ) -> None:
+        self._seconds = {_State.OPEN: idle_seconds, _State.ENDED: window_seconds}
+        self._starts = starts
+        self._ends = ends
+        self._used_reopens = used_reopens
+        self._being_served = being_served
+        self._deadlines: Deadlines[_State] = Deadlines(clock)
+
+    def starts(self, path: str) -> bool:
+        """Whether a request on `path`, whole and below `root_path`, may start a session."""
+        return self._starts.match_path(path)
+
+    def served(self, session_id: str, scope: Scope, status: int | None) -> None:
+        """Record a request that used, started or ended a session of this worker, or one of a session held here."""
+        if scope.get(ENDED_SCOPE_KEY):
+            self._keep(session_id, _State.ENDED)
+            return
+        if succeeded(scope, status):
+            if self._starts.match(scope):
+                self._keep(session_id, _State.OPEN)
+                return
+            if self._ends.match(scope):
+                self._keep(session_id, _State.ENDED)
+                return
+        used = status is not None and status < 400
+        kept = self._deadlines.get(session_id)
+        if kept is None:
+            if used:
+                self._keep(session_id, _State.OPEN)
+        elif kept.state is _State.ENDED and used and self._used_reopens:
+            self._keep(session_id, _State.OPEN)
+        else:
+            self._keep(session_id, kept.state)
+
+    def holds(self, session_id: str) -> bool:
+        """Whether the session is open here, or ended within the window."""
+        return session_id in self._deadlines
+
+    def opened(self, session_id: str) -> None:
+        """Open a session that a reply has just made known, or that was installed here."""
+        self._keep(session_id, _State.OPEN)
+
+    def ended(self, session_id: str) -> None:
+        """End a session. A handler that ends its own request's session sets `scope["homing.ended"]` instead."""
+        self._keep(session_id, _State.ENDED)
+
+    def postpone(self, seconds: float) -> None:
+        """Move every deadline by what the event loop lagged."""
+        self._deadlines.postpone(seconds)
+
+    def sweep(self) -> list[str]:
+        """Drop the sessions whose time has passed and that are not being served; return them, to be released."""
+        dropped: list[str] = []
+        for kept in self._deadlines.pop_due():
+            if self._being_served(kept.key):
+                self._keep(kept.key, kept.state)
+            else:
+                dropped.append(kept.key)
+        return dropped
+
+    def __len__(self) -> int:
+        """Sessions kept, so an empty one is falsy: never `lifetimes or default`."""
+        return len(self._deadlines)
+
+    def __repr__(self) -> str:
+        return f"<IdleLifetimes: {len(self)} sessions>"
+
+    def _keep(self, session_id: str, state: _State) -> None:
+        self._deadlines.keep(session_id, state, self._seconds[state])
