@@ -3,16 +3,20 @@ PYTHON := .venv/bin/python
 
 .PHONY: setup demo test test-long check format bench clean
 
-setup: .venv/.ready
-
-.venv/.ready: pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh
-	sh scripts/setup.sh
+# The script knows when there is nothing to do.
+setup:
+	@sh scripts/setup.sh
 
 demo: setup
-	.venv/bin/homing demo
+	@.venv/bin/homing demo
 
+# COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+
+# Everything that `make test` runs, and what takes too long for it.
+test-long: setup
+	$(PYTHON) -m pytest --timeout=1200
 
 check: setup
 	.venv/bin/ruff format --check .
@@ -31,4 +35,4 @@ bench: setup
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
 
 clean:
-	rm -rf .venv .venv-* dist
+	rm -rf .venv .venv-* dist build

@@ -27,6 +27,10 @@ class RunDirectoryError(ConfigurationError):
     """The directory for private sockets and owner records cannot be used: missing, not ours, too open, or too long."""
 
 
+class StartupError(HomingError):
+    """The server cannot start: the app cannot be loaded or its start-up failed, or its address is taken."""
+
+
 # --- replies ---
 
 

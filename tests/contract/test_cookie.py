@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import cookie_parser
+from tests.support.identity_scopes import SetClock, request, signed
 
 from homing.identity import RESOURCES, SESSION_MAX_AGE_SECONDS, KindIdentity, cookie_session
 from homing.identity.cookie import ClockedSigner, SignedCookieReader, parse_cookies
 from homing.identity.sources import signed_cookie
-from tests.support.identity_scopes import SetClock, request, signed
 
 SECRET = "a secret of thirty-two bytes or more"
 NAME = "session"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from starlette._utils import get_route_path
 from starlette.routing import Match
 from starlette.routing import Route as AppRoute
+from tests.support.identity_scopes import handshake, request
 
 from homing.errors import ConfigurationError
 from homing.routes import Route, Routes, path_below_root, rollout_readings, strip_rollout_prefix
-from tests.support.identity_scopes import handshake, request
 
 
 async def endpoint(_: object) -> None:

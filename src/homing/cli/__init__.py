@@ -1,1 +1,7 @@
-"""The command line: `homing run`, `homing demo`."""
+"""The command line: `homing run`, `homing demo`, and what other parts of homing add to it."""
+
+from __future__ import annotations
+
+from homing.cli.main import main
+
+__all__ = ["main"]

@@ -108,7 +108,7 @@ class Forwarder:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def forward(  # noqa: PLR0917
+    async def forward(
         self,
         owner: WorkerId,
         reason: Reason,

@@ -113,7 +113,7 @@ class Relay:
         "_unblocked",
     )
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         connection: OwnerConnection,
         timeout_seconds: float,

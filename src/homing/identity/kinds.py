@@ -115,6 +115,7 @@ class KindIdentity:
         mcp_token_header: The header that carries an MCP session token; None: there are no tokens.
         mcp_token_serializer: Verifies the token; given together with its header.
         mcp_path: The path of the MCP endpoint, on which the token alone counts. With or without a slash at its end.
+        close_follows_header: The header by which an end route's caller says `1`: a close follows, so this is no end yet.
         max_body_bytes: The largest JSON body of a seed or close.
         clock: Whose wall clock ages cookies.
 
@@ -134,6 +135,7 @@ class KindIdentity:
         mcp_token_header: str | None = None,
         mcp_token_serializer: URLSafeSerializer | None = None,
         mcp_path: str = "/mcp",
+        close_follows_header: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -151,6 +153,7 @@ class KindIdentity:
         )
         self._token_header = None if mcp_token_header is None else mcp_token_header.lower().encode("ascii")
         self._token_serializer = mcp_token_serializer
+        self._close_follows = None if close_follows_header is None else close_follows_header.lower().encode("latin-1")
         self._cookie = SignedCookieReader(session_cookie, kind.cookie_key, secret_key, clock=clock)
         self._id_path = (kind.id_field,)
         self._path_key_path = tuple(kind.path_key_field.split(".")) if kind.path_key_field else ()
@@ -233,8 +236,11 @@ class KindIdentity:
         method = request_method(scope)
         return (
             seed or bool(self._starts and self._starts.matches(method, path)),
-            close or bool(self._ends and self._ends.matches(method, path)),
+            close or bool(self._ends and self._ends.matches(method, path) and not self._close_is_to_follow(scope)),
         )
+
+    def _close_is_to_follow(self, scope: Scope) -> bool:
+        return [value for name, value in head_headers(scope) if name == self._close_follows] == [b"1"]
 
     def _named(
         self,

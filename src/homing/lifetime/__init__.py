@@ -8,7 +8,7 @@ from homing.lifetime.records import (
     OwnershipReleaser,
     ResourcesSessionLifetimes,
 )
-from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes
+from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes, succeeded
 
 __all__ = [
     "CLOSE_FOLLOWS_HEADER",
@@ -19,4 +19,5 @@ __all__ = [
     "OwnershipReleaser",
     "ResourcesSessionLifetimes",
     "SessionLifetimes",
+    "succeeded",
 ]

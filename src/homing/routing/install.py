@@ -72,9 +72,15 @@ def install_session_routing(
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
     lifetimes: SessionLifetimes
     if agent_sessions is not None:
-        lifetimes = AgentSessionLifetimes(agent_sessions)
+        lifetimes = AgentSessionLifetimes(agent_sessions, starts)
     else:
-        lifetimes = ResourcesSessionLifetimes(window, starts, ends, close_follows_header)
+        lifetimes = ResourcesSessionLifetimes(
+            window,
+            starts,
+            ends,
+            close_follows_header,
+            being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108
+        )
     identity = KindIdentity(
         kind,
         session_cookie,
@@ -84,6 +90,7 @@ def install_session_routing(
         mcp_token_header=mcp_token_header,
         mcp_token_serializer=mcp_token_serializer,
         mcp_path=mcp_path,
+        close_follows_header=close_follows_header,
         max_body_bytes=max_body_bytes,
     )
 

@@ -36,8 +36,6 @@ from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
 
-HEAD_LENGTH_SCOPE_KEY: Final = "homing.head_length"
-
 
 class SessionRoutingMiddleware:
     """Route each request to the worker that holds its session. An ASGI app around an ASGI app.
@@ -125,6 +123,10 @@ class SessionRoutingMiddleware:
         """Whether requests are routed at all: the server may have several workers."""
         return self._socket_dir is not None
 
+    def served_now(self, session_id: str) -> int:
+        """How many requests of the session are being served here."""
+        return 0 if self.worker is None else self.worker.owners.served_now(session_id)
+
     def use_state(self, state: dict[str, Any] | None) -> None:
         """The lifespan's state, which each request from another worker gets a copy of, as its own server would give."""
         self._state = state
@@ -140,6 +142,7 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
@@ -160,13 +163,16 @@ class SessionRoutingMiddleware:
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
-            if await abort(scope):
-                return
-            raise
+            if kind == "websocket":
+                return  # closed with 1011 by the forwarder
+            if cut is None:
+                raise
+            await abort(cut)
+            return
         if request is not None:
             if hop is not None:
                 hop.mine()
-            await self._serve(request, scope, receive, send)
+            await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
         if self.routes:
@@ -179,11 +185,10 @@ class SessionRoutingMiddleware:
             session_id = new_session_id()
         return RoutedRequest(None, named, session_id, scope)
 
-    async def _serve(self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
+    ) -> None:
         """Run the handler, let its reply pass, and record what became of the session."""
-        cut = scope.get(ABORT_SCOPE_KEY)
-        scope.pop(HEAD_LENGTH_SCOPE_KEY, None)
-        scope.pop(ABORT_SCOPE_KEY, None)
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
         scope[REQUEST_SCOPE_KEY] = request
@@ -204,13 +209,12 @@ class SessionRoutingMiddleware:
         finally:
             request.leave(failed=failed)
         if request.unrecorded is not None:
-            if watch.begun:
-                if cut is not None:
-                    cut()
-                else:
-                    raise ReplyCutError("the reply made a session known that could not be recorded")
-            else:
+            if not watch.begun:
                 await answer(request.unrecorded, scope, send)
+            elif cut is None:
+                raise ReplyCutError("the reply made a session known that could not be recorded")
+            else:
+                await abort(cut)
 
 
 class ReplyWatch:
@@ -268,17 +272,13 @@ class ReplyWatch:
             self._request.status = message["status"]
 
 
-async def abort(scope: Scope) -> bool:
-    """Abort the client's connection, so that a cut reply cannot look complete; False where the server has no way to.
+async def abort(cut: Callable[[], None]) -> None:
+    """Abort the client's connection, so that a cut reply cannot look complete.
 
-    A server that is told of an error closes the connection, which shows a cut in a reply with a length or in chunks; only
-    a reply that ends with its connection (HTTP/1.0) needs more, and only `homing run`'s protocol class offers it.
+    Only `homing run`'s protocol class offers this. Another server is told of an error, and closes the connection, which
+    shows a cut in a reply with a length or in chunks.
     """
-    cut = scope.get(ABORT_SCOPE_KEY)
-    if cut is None:
-        return False
     cut()
     # The server hears of it in the loop's next turns, and then takes the missing rest for what it is.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    return True

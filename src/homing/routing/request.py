@@ -15,6 +15,7 @@ from typing import Final
 
 from homing.errors import HomingError, SessionNotRecordedError
 from homing.identity import Named
+from homing.lifetime import ENDED_SCOPE_KEY, succeeded
 from homing.routing.worker import Worker
 from homing.types import Scope, SessionId, session_tag
 
@@ -150,14 +151,17 @@ class RoutedRequest:
             worker.path_keys.unbind(session_id)
 
     def _leave_session(self, worker: Worker, session_id: SessionId, status: int | None) -> None:
-        succeeded = status is not None and 200 <= status < 300
-        turned = succeeded and (self.named.start or self.named.end)
+        turned = succeeded(self._scope, status) and (self.named.start or self.named.end)
         # A record acquired for this very request goes at once if the request left nothing behind.
-        if self.used or turned or self._ended or worker.lifetimes.holds(session_id):
+        ended = self._ended or (turned and self.named.end)
+        if ended:
+            self._scope[ENDED_SCOPE_KEY] = True
+        if self.used or turned or ended or worker.lifetimes.holds(session_id):
             worker.lifetimes.served(session_id, self._scope, status)
-        if self._ended:
-            worker.lifetimes.ended(session_id)
-        if self._ended or (succeeded and self.named.end):
+        if self.used and not worker.lifetimes.holds(session_id):
+            # It used the session and then failed: what it left is there, so its owner is kept.
+            worker.lifetimes.opened(session_id)
+        if ended:
             worker.path_keys.unbind(session_id)
 
 

@@ -96,6 +96,12 @@ class Routing:
             ReplyCutError: the owner was lost inside its reply.
             RemoteAppError: the app raised at the owner.
         """
+        request = await self._routed()
+        if request is not None and isinstance(self.receive, Replayable):
+            self.receive.release()  # it stays here, so nothing needs to be given again
+        return request
+
+    async def _routed(self) -> RoutedRequest | None:
         named = self._named
         if self._policy.scatter and self._reason is None and await self._scattered():
             return None

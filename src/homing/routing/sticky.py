@@ -6,19 +6,18 @@ declared (`install.py`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
 from homing.identity import Source, SourcesIdentity
-from homing.lifetime.window import IdleLifetimes
+from homing.lifetime import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
-from homing.rundir import SESSION_SOCKET_DIR_ENV, siblings_directory
+from homing.rundir import siblings_directory
 from homing.types import ASGIApp, Scope
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
@@ -90,7 +89,12 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         max_body_bytes=options.max_body_bytes,
     )
     lifetimes = IdleLifetimes(
-        options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS, starts=identity.starts, ends=identity.ends
+        options.idle_seconds,
+        CLOSE_RETRY_WINDOW_SECONDS,
+        starts=identity.starts,
+        ends=identity.ends,
+        used_reopens=checked.adopts,
+        being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108 - it is made below
     )
     policy = Policy(
         adopts=checked.adopts,
@@ -105,7 +109,8 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         lifespan_required=options.lifespan_required,
     )
     socket_dir = None if options.workers == 1 else _run_directory(options)
-    return SessionRoutingMiddleware(app, identity, lifetimes, policy, socket_dir=socket_dir)
+    router = SessionRoutingMiddleware(app, identity, lifetimes, policy, socket_dir=socket_dir)
+    return router
 
 
 def _run_directory(options: RoutingOptions) -> Callable[[], str]:
@@ -113,7 +118,7 @@ def _run_directory(options: RoutingOptions) -> Callable[[], str]:
     if options.socket_dir is not None:
         given = options.socket_dir
         return lambda: given
-    return lambda: os.environ.get(SESSION_SOCKET_DIR_ENV) or siblings_directory(repr(options))
+    return lambda: siblings_directory(repr(options))
 
 
 def request_of(scope: Scope) -> RoutedRequest:
@@ -124,7 +129,7 @@ def request_of(scope: Scope) -> RoutedRequest:
     """
     request = scope.get(REQUEST_SCOPE_KEY)
     if not isinstance(request, RoutedRequest):
-        raise LookupError(
+        raise LookupError(  # noqa: TRY004 - it is missing, not of a wrong type
             "this scope is not a request that homing routed: run the app with homing, or wrap it with sticky"
         )
     return request

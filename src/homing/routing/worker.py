@@ -136,7 +136,8 @@ class Worker:
         """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained."""
         self.run_directory.mark(self.id, "drained")
         deadline = self._clock.monotonic() + self._graceful_seconds
-        while self._others_still_drain() and self._clock.monotonic() < deadline:
+        # Marks are files that other processes make: there is no event to wait for.
+        while self._others_still_drain() and self._clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         if self._receiver is not None:
             await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))

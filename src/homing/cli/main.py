@@ -1,0 +1,98 @@
+"""`homing`: its sub-commands, and the one place where an error becomes a line on stderr and an exit code.
+
+The invariant: a mistake of the user's ends in one line that says what and what to do, never in a traceback.
+
+Not here: the commands (`run.py`, `demo.py`; `homing rl` and `homing web` come through entry points).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+import click
+
+import homing
+from homing.errors import ConfigurationError, HomingError
+
+COMMANDS_GROUP: Final = "homing.commands"
+"""The entry-point group of further sub-commands: name → a `click.Command`."""
+
+USAGE_EXIT_CODE: Final = 2
+STARTUP_EXIT_CODE: Final = 3
+
+
+class _Commands(click.Group):
+    """Sub-commands that are imported when they are named, so `homing --version` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["run", "demo", *sorted(_added())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        match cmd_name:
+            case "run":
+                from homing.cli.run import run
+
+                return run
+            case "demo":
+                from homing.cli.demo import demo
+
+                return demo
+        added = _added().get(cmd_name)
+        if added is None:
+            return None
+        try:
+            found = added.load()
+        except Exception as error:
+            raise click.ClickException(f"homing {cmd_name} cannot be loaded from {added.value}: {error}") from error
+        if not isinstance(found, click.Command):
+            raise click.ClickException(f"homing {cmd_name}: {added.value} is no click command")
+        return found
+
+
+def _added() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
+@click.version_option(homing.__version__, prog_name="homing", message="%(prog)s %(version)s")
+@click.pass_context
+def homing_command(ctx: click.Context) -> None:
+    """Several workers of one stateful server behave like one: each request reaches the worker with its session."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 a mistake on the command line, 3 a server that cannot start.
+
+    Args:
+        arguments: Without the program's name; None: the process's own.
+    """
+    try:
+        code = homing_command.main(args=arguments, prog_name="homing", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.UsageError as error:
+        _say(f"{error.format_message()} (see {error.ctx.command_path if error.ctx else 'homing'} --help)")
+        code = error.exit_code
+    except click.ClickException as error:
+        _say(error.format_message())
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except HomingError as error:
+        _say(str(error))
+        code = USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_EXIT_CODE
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(line: str) -> None:
+    click.echo("homing: " + " ".join(line.split()), err=True)

@@ -1,0 +1,215 @@
+"""uvicorn's configuration, with an app that is loaded through homing's router; picklable, for spawned workers.
+
+From the outside in: uvicorn's proxy headers (so the client's address is resolved where the request was accepted), the
+router, and the app as ASGI 3, whatever it was written as.
+
+Not here: how the app is found (`application.py`), and processes (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+import socket
+from typing import Any, Literal
+
+from uvicorn.config import HTTP_PROTOCOLS, LOG_LEVELS, LOGGING_CONFIG, Config
+from uvicorn.importer import ImportFromStringError, import_from_string
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from homing.errors import ConfigurationError, HomingError, StartupError
+from homing.routing import build
+from homing.routing.options import RoutingOptions
+from homing.rundir import SESSION_SOCKET_DIR_ENV
+from homing.runtime.application import LoadedApp, load
+
+_PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
+
+
+class RunConfig(Config):
+    """What `homing run` serves, and how.
+
+    Attributes:
+        routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
+    """
+
+    def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
+        if options.get("log_config", LOGGING_CONFIG) is LOGGING_CONFIG:
+            options["log_config"] = _logging_config()
+        super().__init__(app, **options)
+        self.routing = routing
+        self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
+        if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
+            self.http = _PROTOCOL
+
+    @property
+    def asgi_version(self) -> Literal["2.0", "3.0"]:
+        """What the app's own interface is, as it would be without the router."""
+        return "2.0" if self._interface_of_app == "asgi2" else "3.0"
+
+    def configure_logging(self) -> None:
+        """uvicorn's, with homing's loggers at the same level."""
+        super().configure_logging()
+        if self.log_level is not None:
+            level = LOG_LEVELS[self.log_level.lower()] if isinstance(self.log_level, str) else self.log_level
+            logging.getLogger("homing").setLevel(level)
+
+    def load(self) -> None:
+        """Load the app and everything that serves it.
+
+        Raises:
+            ConfigurationError: the app cannot be routed as configured.
+            StartupError: anything else that was named cannot be loaded.
+        """
+        try:
+            super().load()
+        except HomingError:
+            raise
+        except (OSError, AssertionError) as error:
+            if not self.is_ssl:
+                raise
+            raise StartupError(
+                f"cannot use the TLS files {self.ssl_certfile}, {self.ssl_keyfile or 'no key file'}: {error}; "
+                "see --ssl-certfile and --ssl-keyfile"
+            ) from error
+        except Exception as error:
+            # Protocol classes that are not installed and the like: they name what is wrong themselves.
+            raise StartupError(f"cannot start: {type(error).__name__}: {error}") from error
+
+    def load_app(self) -> Any:
+        """The app, imported, made ASGI 3 and routed. uvicorn wraps what this returns further (proxy headers).
+
+        Raises:
+            ConfigurationError: several workers, and no way to tell sessions; or routing options that cannot work.
+            StartupError: APP cannot be loaded.
+        """
+        loaded = load(self.app, factory=self.factory, interface=self.interface, host=self.host)
+        self._interface_of_app = loaded.interface
+        if loaded.interface == "wsgi":
+            self.ws_protocol_class = None
+        # uvicorn goes on with what it would have found for an ASGI 3 app that is no factory.
+        self.interface = "asgi3"
+        self.factory = False
+        return self._route(loaded)
+
+    def _route(self, loaded: LoadedApp) -> Any:
+        if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
+            # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
+            os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
+        if self.routing is None or loaded.routed:
+            return loaded.app
+        if self.routing.tells_sessions:
+            return build(loaded.app, self.routing)
+        if self.workers > 1:
+            raise ConfigurationError(_no_sessions_line(self.workers, loaded.mcp))
+        return loaded.app
+
+    def check_loop(self) -> None:
+        """See that the event loop is of asyncio's kind: the router needs one.
+
+        Raises:
+            ConfigurationError: the loop cannot be loaded, or is of another kind.
+        """
+        try:
+            factory: Any = import_from_string(self.loop) if ":" in self.loop else self.get_loop_factory()
+        except (ImportFromStringError, ImportError) as error:
+            raise ConfigurationError(f"--loop {self.loop}: {error}; install it, or use --loop auto") from error
+        if factory is None:
+            return
+        loop = factory()
+        if not isinstance(loop, asyncio.AbstractEventLoop):
+            raise ConfigurationError(
+                f"--loop {self.loop} makes a {type(loop).__name__}, which is no asyncio event loop; use --loop auto"
+            )
+        loop.close()
+
+    def bind_socket(self) -> socket.socket:
+        """The public socket, bound and not yet listening: each worker listens once its app has started.
+
+        Raises:
+            StartupError: the address cannot be had; the message names it.
+        """
+        if self.uds is not None:
+            return _bind_unix(self.uds)
+        return _bind_tcp(self.host, self.port)
+
+    def announce_address(self, listener: socket.socket) -> None:
+        """Log where a bound socket is reached, in uvicorn's words: people and tools look for them."""
+        log = logging.getLogger("uvicorn.error")
+        if self.uds is not None:
+            log.info("Uvicorn running on unix socket %s (Press CTRL+C to quit)", self.uds)
+            return
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        scheme = "https" if self.is_ssl else "http"
+        log.info("Uvicorn running on %s://%s:%d (Press CTRL+C to quit)", scheme, host, listener.getsockname()[1])
+
+    def check_address(self) -> None:
+        """Say early that the address cannot be had, where uvicorn itself binds it only after the app has started.
+
+        Raises:
+            StartupError: as `bind_socket`.
+        """
+        if self.uds is None and self.fd is None and self.port:
+            _bind_tcp(self.host, self.port).close()
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host or "", port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise StartupError(address_line(error, host, port)) from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o666)  # noqa: S103  # uvicorn's own mode for --uds, so that a proxy of another user reaches it
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"cannot serve on --uds {path}: {error.strerror or error}; remove it if no server uses it, or name another"
+        ) from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def address_line(error: Exception, host: str, port: int) -> str:
+    """The line for an address that cannot be had."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"cannot serve on port {port} of {host}: {reason}; stop what uses it, or choose another --port (0: any)"
+
+
+def _uses_httptools(http: str) -> bool:
+    try:
+        found = import_from_string(HTTP_PROTOCOLS.get(http, http))
+    except (ImportFromStringError, ImportError):
+        return False  # load() says so
+    return found is HttpToolsProtocol
+
+
+def _logging_config() -> dict[str, Any]:
+    """uvicorn's, with a place for homing's own lines: the same handler."""
+    config = copy.deepcopy(LOGGING_CONFIG)
+    config["loggers"]["homing"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    return config
+
+
+def _no_sessions_line(workers: int, mcp: bool) -> str:
+    if mcp:
+        return (
+            f"{workers} workers need to know which session a request names: an MCP server needs --preset mcp (and "
+            "--session mcp-handle:NAME for each tool argument that names something kept); --no-sessions runs without"
+        )
+    return (
+        f"{workers} workers need to know which session a request names: add --session header:NAME, cookie:NAME, "
+        "signed-cookie:NAME:KEY (with --secret-env), query:NAME, path:/sessions/{session}, body:FIELD@/route or "
+        "mcp-handle:NAME, or --preset mcp for an MCP server; --no-sessions runs without"
+    )

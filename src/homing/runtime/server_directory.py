@@ -1,0 +1,100 @@
+"""The run directory of one server, from before its workers start until after they have gone.
+
+The invariant: one server, one directory. Two servers in one would hand each other their sessions, so a directory that
+another server uses, or whose workers still live, is refused.
+
+Not here: what is in it (`homing.rundir`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+from homing.errors import RunDirectoryError
+from homing.rundir import (
+    SESSION_OWNERS_DIR,
+    SESSION_SOCKET_DIR_ENV,
+    RunDirectory,
+    create_session_socket_dir,
+    is_worker_id,
+    new_worker_id,
+    remove_run_directory,
+    worker_socket_path,
+)
+
+SERVER_LOCK: Final = "server.lock"
+"""Locked exclusively by the supervisor while its server runs."""
+
+
+@contextlib.contextmanager
+def open_server_directory(explicit: str | None) -> Iterator[str]:
+    """The run directory of a new server: removed on exit, or emptied if the user had made it.
+
+    Args:
+        explicit: The directory to use (`--run-dir`), else what `HOMING_SESSION_SOCKET_DIR` names, else a new one.
+
+    Raises:
+        RunDirectoryError: it is not ours, too open, too long, or in use; the message says which.
+    """
+    explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
+    users_own = explicit is not None and os.path.lexists(explicit)
+    path = os.path.abspath(create_session_socket_dir(explicit))
+    lock = -1
+    try:
+        worker_socket_path(path, new_worker_id())
+        lock = _lock(path)
+        if users_own:
+            _refuse_live_workers(path)
+            _empty(path)
+        yield path
+    finally:
+        # Only what this server held is its own to remove.
+        if lock >= 0 or not users_own:
+            _empty(path)
+        if not users_own:
+            remove_run_directory(path)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _lock(path: str) -> int:
+    lock = os.open(os.path.join(path, SERVER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise RunDirectoryError(
+            f"the run directory {path} is in use by another server; name another with --run-dir, or leave it out"
+        ) from error
+    return lock
+
+
+def _refuse_live_workers(path: str) -> None:
+    with RunDirectory.open(path) as directory:
+        alive = len(directory.live_workers())
+    if alive:
+        raise RunDirectoryError(
+            f"the run directory {path} is in use by {alive} running workers; stop them, or name another with --run-dir"
+        )
+
+
+def _empty(path: str) -> None:
+    """Remove what a server left, the lock excepted; a user's own directory stays, and so does what is not ours."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(os.scandir(path)):
+            if entry.name == SERVER_LOCK or not _is_ours(entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+
+def _is_ours(name: str) -> bool:
+    return name in (SESSION_OWNERS_DIR, "owners.lock") or is_worker_id(name.removeprefix(".").partition(".")[0])

@@ -1,0 +1,384 @@
+"""The process that starts a server's workers, watches them, replaces them and stops them.
+
+A small subclass of uvicorn's supervisor: its signals and its words, with three differences. A worker that does not
+answer never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is
+tried again while the other workers keep their sessions (uvicorn stops the whole server). A rolling restart goes on
+beside everything else, however long an old worker drains.
+
+The invariant: when `serve` returns or raises, no worker is left.
+
+Not here: the run directory (`server_directory.py`), and what a worker does (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import Pipe, connection
+from typing import Final
+
+from uvicorn._subprocess import get_subprocess
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors.multiprocess import Multiprocess
+
+from homing.errors import StartupError
+from homing.runtime.config import RunConfig
+from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS: Final = 0.5
+FORCED_STOP_SECONDS: Final = 5.0
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LONGEST_RETRY_SECONDS: Final = 30.0
+
+
+def raise_open_files_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each worker holds connections of clients and of peers."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS reports no hard limit and refuses it as a soft one; its own limit then stays.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Worker:
+    """A worker process as its supervisor sees it. Owns the process and this end of the link; `close` once it exited."""
+
+    def __init__(self, config: RunConfig, sockets: list[socket.socket]) -> None:
+        self._link, theirs = Pipe()
+        self._process = get_subprocess(config, WorkerMain(config, theirs), sockets)
+        self._process.start()
+        # The worker sees this process die only if nobody else holds the worker's end.
+        theirs.close()
+        self._pinged_at: float | None = None
+        self.loaded = False
+        self.ready = False
+        self.failed: Failed | None = None
+        self.stopping = False
+
+    def __repr__(self) -> str:
+        state = "stopping" if self.stopping else "ready" if self.ready else "starting"
+        return f"<Worker {self.pid}: {state}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.exitcode
+
+    @property
+    def wait_handles(self) -> list[connection.Connection | int]:
+        """What becomes readable when the worker says something or exits."""
+        return [self._process.sentinel] if self._link.closed else [self._link, self._process.sentinel]
+
+    def listen(self) -> None:
+        """Take in what the worker said since last time. Does not wait."""
+        with contextlib.suppress(EOFError, OSError):
+            while not self._link.closed and self._link.poll(0):
+                message = self._link.recv()
+                self._pinged_at = None
+                if isinstance(message, Loaded):
+                    self.loaded = True
+                elif isinstance(message, Ready):
+                    self.ready = True
+                elif isinstance(message, Failed):
+                    self.failed = message
+            return
+        self._link.close()
+
+    def is_hung(self, timeout_seconds: float) -> bool:
+        """Whether a ping has gone unanswered for so long; pings if none is under way. Does not wait."""
+        now = time.monotonic()
+        if self._pinged_at is not None:
+            return now - self._pinged_at > timeout_seconds
+        with contextlib.suppress(OSError):
+            self._link.send(b"ping")
+            self._pinged_at = now
+        return False
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.exit_code is None:
+                os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """Ask it to finish what it serves and exit."""
+        self.stopping = True
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now, and wait until it is gone."""
+        self._process.kill()
+        self._process.join()
+
+    def close(self) -> None:
+        """Release what is left of an exited worker. Safe to call twice."""
+        self._link.close()
+        with contextlib.suppress(ValueError):
+            self._process.join()
+            self._process.close()
+
+
+@dataclass
+class _Slot:
+    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try."""
+
+    worker: Worker | None
+    replacement: Worker | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+class Supervisor(Multiprocess):
+    """Run a server's workers until a signal says to stop.
+
+    Borrows `sockets`; owns its workers. `announce` is called once, when the first worker has loaded the app: what
+    cannot be loaded ends in one line, with nothing said before it.
+    """
+
+    config: RunConfig
+
+    def __init__(self, config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
+        # Where SIGTTIN and SIGTTOU add and remove workers, `processes_num` is the count.
+        super().__init__(config, sockets)
+        self._slots: list[_Slot] = []
+        self._retiring: list[Worker] = []
+        self._to_restart: list[_Slot] = []
+        self._announce: Callable[[], None] | None = announce
+        self._all_were_ready = False
+        self._failure: Failed | None = None
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {os.getpid()}: {len(self._slots)} workers, {len(self._retiring)} retiring>"
+
+    def run(self) -> None:
+        """Start the workers and keep them running; return once a signal stopped the server and all are gone.
+
+        Raises:
+            ConfigurationError, StartupError: a worker could not start serving; all others were stopped.
+        """
+        with self._signal_wakeups() as wakeups:
+            try:
+                for _ in range(self.processes_num):
+                    self._slots.append(_Slot(self._start_worker()))
+                while not self.should_exit.is_set():
+                    self._wait(wakeups)
+                    self.handle_signals()
+                    self.keep_subprocess_alive()
+                self._stop_all(wakeups)
+            finally:
+                for worker in self._workers():
+                    worker.kill()
+                    worker.close()
+        if self._failure is not None:
+            raise_failure(self._failure)
+
+    # --- watching ---
+
+    def keep_subprocess_alive(self) -> None:
+        """Look at every worker once: take in what it said, replace it if it died or hangs. Does not wait."""
+        self._reap()
+        for slot in self._slots:
+            self._look_at(slot)
+        self._go_on_restarting()
+        if self._announce is not None and any(worker.loaded for worker in self._workers()):
+            self._announce()
+            self._announce = None
+        if not self._all_were_ready and all(slot.worker is not None and slot.worker.ready for slot in self._slots):
+            self._all_were_ready = True
+            logger.info("all %d workers are ready", len(self._slots))
+
+    def _look_at(self, slot: _Slot) -> None:
+        worker = slot.worker
+        if worker is None:
+            if time.monotonic() >= slot.retry_at:
+                slot.worker = self._start_worker()
+            return
+        worker.listen()
+        if worker.ready:
+            slot.failures = 0
+        if worker.exit_code is None:
+            # One that still starts may be slow to answer: importing an app can take minutes.
+            if not worker.ready or not worker.is_hung(self.config.timeout_worker_healthcheck):
+                return
+            logger.error(
+                "worker [%d] did not answer within %d s and is killed; its sessions are gone",
+                worker.pid,
+                self.config.timeout_worker_healthcheck,
+            )
+            worker.kill()
+        self._replace(slot, worker)
+
+    def _replace(self, slot: _Slot, worker: Worker) -> None:
+        worker.listen()
+        exit_code, pid = worker.exit_code, worker.pid
+        worker.close()
+        slot.worker = None
+        if worker.ready:
+            logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code))
+            slot.worker = self._start_worker()
+            return
+        if not self._all_were_ready:
+            # What fails before the server ever served would fail again: the app, its configuration or its address.
+            self._failure = self._failure or worker.failed or Failed(_startup_line(pid, exit_code), usage=False)
+            self.should_exit.set()
+            return
+        slot.failures += 1
+        wait_seconds = min(_FIRST_RETRY_SECONDS * 2 ** (slot.failures - 1), _LONGEST_RETRY_SECONDS)
+        slot.retry_at = time.monotonic() + wait_seconds
+        line = worker.failed.line if worker.failed else _startup_line(pid, exit_code)
+        logger.error("a new worker could not start (next try in %d s): %s", wait_seconds, line)
+
+    def _reap(self) -> None:
+        for worker in list(self._retiring):
+            worker.listen()
+            if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
+                worker.kill()
+            if worker.exit_code is not None:
+                logger.info("worker [%d] has stopped", worker.pid)
+                worker.close()
+                self._retiring.remove(worker)
+
+    def _start_worker(self) -> Worker:
+        return Worker(self.config, self.sockets)
+
+    def _workers(self) -> list[Worker]:
+        return [
+            *(worker for slot in self._slots for worker in (slot.worker, slot.replacement) if worker is not None),
+            *self._retiring,
+        ]
+
+    def _wait(self, wakeups: socket.socket) -> None:
+        handles: list[connection.Connection | socket.socket | int] = [wakeups]
+        for worker in self._workers():
+            handles += worker.wait_handles
+        if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
+            with contextlib.suppress(BlockingIOError):
+                wakeups.recv(4096)
+
+    @contextlib.contextmanager
+    def _signal_wakeups(self) -> Iterator[socket.socket]:
+        """A socket that becomes readable when a signal arrives, so that `_wait` need not be short."""
+        ours, written_by_python = socket.socketpair()
+        with ours, written_by_python:
+            ours.setblocking(False)
+            written_by_python.setblocking(False)
+            before = signal.set_wakeup_fd(written_by_python.fileno(), warn_on_full_buffer=False)
+            try:
+                yield ours
+            finally:
+                signal.set_wakeup_fd(before)
+
+    # --- signals ---
+
+    def restart_all(self) -> None:
+        """Begin a rolling restart (SIGHUP): each worker's replacement serves before the worker is asked to stop."""
+        if not self._to_restart:
+            self._to_restart = list(self._slots)
+
+    def _go_on_restarting(self) -> None:
+        if not self._to_restart:
+            return
+        slot = self._to_restart[0]
+        if self._retiring or slot.worker is None:
+            return  # one at a time: memory for one more worker, not for twice as many
+        if slot not in self._slots:
+            self._to_restart.pop(0)
+            return
+        if slot.replacement is None:
+            slot.replacement = self._start_worker()
+            return
+        new = slot.replacement
+        new.listen()
+        if new.ready:
+            old, slot.worker, slot.replacement = slot.worker, new, None
+            self._retire(old)
+            self._to_restart.pop(0)
+            if not self._to_restart:
+                logger.info("all %d workers were restarted", len(self._slots))
+        elif new.exit_code is not None:
+            line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
+            logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
+            new.close()
+            slot.replacement = None
+            self._to_restart.clear()
+
+    def _retire(self, worker: Worker) -> None:
+        logger.info("worker [%d] stops; its sessions end with it", worker.pid)
+        worker.stop()
+        self._retiring.append(worker)
+
+    def handle_ttin(self) -> None:
+        """SIGTTIN: one worker more."""
+        self.processes_num += 1
+        logger.info("Received SIGTTIN, there are now %d workers.", self.processes_num)
+        self._slots.append(_Slot(self._start_worker()))
+
+    def handle_ttou(self) -> None:
+        """SIGTTOU: one worker fewer, and its sessions end."""
+        if self.processes_num <= 1:
+            logger.info("Received SIGTTOU, but one worker has to stay.")
+            return
+        self.processes_num -= 1
+        logger.info("Received SIGTTOU, there are now %d workers.", self.processes_num)
+        slot = self._slots.pop()
+        for worker in (slot.replacement, slot.worker):
+            if worker is not None:
+                self._retire(worker)
+
+    # --- stopping ---
+
+    def _stop_all(self, wakeups: socket.socket) -> None:
+        """Ask every worker to stop and wait until all have; a second SIGINT stops waiting for what they serve."""
+        for worker in self._workers():
+            worker.stop()
+        forced_at: float | None = None
+        while workers := [worker for worker in self._workers() if worker.exit_code is None]:
+            self._wait(wakeups)
+            if signal.SIGINT in self.signal_queue and forced_at is None:
+                logger.info("Received SIGINT again, not waiting for what is being served.")
+                forced_at = time.monotonic()
+                for worker in workers:
+                    worker.signal(signal.SIGINT)
+            self.signal_queue.clear()
+            overdue = forced_at is not None and time.monotonic() - forced_at > FORCED_STOP_SECONDS
+            for worker in workers:
+                worker.listen()
+                if overdue or (worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck)):
+                    logger.error("worker [%d] does not stop and is killed", worker.pid)
+                    worker.kill()
+
+
+def _exit_text(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"signal {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}"
+
+
+def _startup_line(pid: int, exit_code: int | None) -> str:
+    if exit_code == STARTUP_FAILURE:
+        return "the app's start-up failed; its own message is above"
+    return f"worker [{pid}] exited before it could serve ({_exit_text(exit_code)})"
+
+
+def serve(config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
+    """Run the workers of `config` on `sockets` until a signal stops the server. `announce`: as for `Supervisor`.
+
+    Raises:
+        ConfigurationError, StartupError: as `Supervisor.run`.
+    """
+    raise_open_files_limit()
+    try:
+        Supervisor(config, sockets, announce).run()
+    except OSError as error:
+        raise StartupError(f"cannot start a worker: {error}") from error

@@ -1,0 +1,86 @@
+"""The names of uvicorn that are not its public API and that `homing run` builds on, checked before anything starts.
+
+The invariant: a uvicorn that lacks one of them is refused in one line; nothing here fails later, in the middle of a
+request, because a name moved.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import uvicorn
+
+from homing.errors import ConfigurationError
+
+_NAMES = (
+    # supervisor.py
+    "uvicorn._subprocess:get_subprocess",
+    "uvicorn.supervisors.multiprocess:Multiprocess.handle_signals",
+    "uvicorn.supervisors.multiprocess:Multiprocess.handle_int",
+    "uvicorn.supervisors.multiprocess:Multiprocess.handle_term",
+    "uvicorn.supervisors.multiprocess:Multiprocess.handle_hup",
+    # config.py
+    "uvicorn.config:HTTP_PROTOCOLS",
+    "uvicorn.config:LOGGING_CONFIG",
+    "uvicorn.config:LOG_LEVELS",
+    "uvicorn.config:LOOP_FACTORIES",
+    "uvicorn.config:STARTUP_FAILURE",
+    "uvicorn.config:Config.load",
+    "uvicorn.config:Config.load_app",
+    "uvicorn.config:Config.configure_logging",
+    "uvicorn.config:Config.get_loop_factory",
+    "uvicorn.config:Config.asgi_version",
+    # application.py
+    "uvicorn._compat:iscoroutinefunction",
+    "uvicorn.importer:import_from_string",
+    "uvicorn.importer:ImportFromStringError",
+    "uvicorn.middleware.asgi2:ASGI2Middleware",
+    "uvicorn.middleware.wsgi:WSGIMiddleware",
+    # worker.py
+    "uvicorn.server:Server.run",
+    "uvicorn.server:Server.startup",
+    # cli/run.py
+    "uvicorn.main:main.params",
+    "uvicorn.supervisors:ChangeReload",
+)
+
+_PARAMETERS = {
+    "uvicorn._subprocess:get_subprocess": ("config", "target", "sockets"),
+    "uvicorn.supervisors.multiprocess:Multiprocess": ("config", "sockets"),
+    "uvicorn.server:Server.startup": ("self", "sockets"),
+}
+
+
+def _resolve(name: str) -> object:
+    module, _, attributes = name.partition(":")
+    found: object = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    return found
+
+
+def check_uvicorn() -> None:
+    """Check that the installed uvicorn has what `homing run` builds on.
+
+    Raises:
+        ConfigurationError: a name is missing or its parameters differ; the message names it and the version.
+    """
+    changed = []
+    for name in _NAMES:
+        try:
+            _resolve(name)
+        except (ImportError, AttributeError):
+            changed.append(name)
+    for name, expected in _PARAMETERS.items():
+        try:
+            found = tuple(inspect.signature(_resolve(name)).parameters)  # type: ignore[arg-type]  # checked just here
+        except (ImportError, AttributeError, TypeError, ValueError):
+            found = ()
+        if found != expected and name not in changed:
+            changed.append(name)
+    if changed:
+        raise ConfigurationError(
+            f"homing run does not know uvicorn {uvicorn.__version__}: {', '.join(changed)} changed; "
+            "install a version that this homing was tested with, such as 0.54"
+        )

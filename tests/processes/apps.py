@@ -1,0 +1,98 @@
+"""Apps that the process tests serve; each is one function or class of this module."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+
+def note(text: str) -> None:
+    """Append a line to the file that the test named."""
+    if path := os.environ.get("TEST_NOTES"):
+        with open(path, "a", encoding="utf-8") as notes:
+            notes.write(f"{text} {os.getpid()}\n")
+
+
+@asynccontextmanager
+async def lifespan(app: Any) -> Any:
+    if path := os.environ.get("TEST_FAIL_IF"):
+        if Path(path).exists():
+            raise RuntimeError("the test wants this start-up to fail")
+    note("startup")
+    yield
+    note("shutdown")
+
+
+async def who(request: Request) -> JSONResponse:
+    return JSONResponse({"pid": os.getpid(), "client": request.client.host if request.client else None})
+
+
+async def stream(request: Request) -> StreamingResponse:
+    async def ticks() -> Any:
+        while True:
+            yield b"tick\n"
+            await asyncio.sleep(0.05)
+
+    return StreamingResponse(ticks())
+
+
+async def halves(request: Request) -> StreamingResponse:
+    async def both() -> Any:
+        yield b"begun\n"
+        await asyncio.sleep(1)
+        yield b"ended\n"
+
+    return StreamingResponse(both())
+
+
+async def limits(request: Request) -> JSONResponse:
+    import resource
+
+    return JSONResponse(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+async def surroundings(request: Request) -> JSONResponse:
+    return JSONResponse({"socket_dir": os.environ.get("HOMING_SESSION_SOCKET_DIR")})
+
+
+app = Starlette(
+    routes=[
+        Route("/who", who),
+        Route("/stream", stream),
+        Route("/halves", halves),
+        Route("/limits", limits),
+        Route("/surroundings", surroundings),
+    ],
+    lifespan=lifespan,
+)
+
+
+async def head(scope: Any, receive: Any, send: Any) -> None:
+    """Replies with what `homing run`'s protocol class noted, seen from outside the router (`--no-sessions`)."""
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body", False):
+        pass
+    seen = {"head_length": scope.get("homing.head_length"), "headers": [n.decode() for n, _ in scope["headers"]]}
+    seen["aborts"] = callable(scope.get("homing.abort"))
+    body = json.dumps(seen).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def cut(scope: Any, receive: Any, send: Any) -> None:
+    """Begins a reply and aborts the connection."""
+    if scope["type"] != "http":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+    scope["homing.abort"]()

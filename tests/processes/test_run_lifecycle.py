@@ -1,0 +1,331 @@
+"""A server of several workers from start to stop: signals, deaths, restarts, and what is left afterwards."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.running import ROOT, Running, children, running, wait_until_gone
+
+APP = "tests.processes.apps:app"
+SESSIONS = ("--session", "cookie:visit")
+
+
+def get(port: int, path: str = "/who", headers: dict[str, str] | None = None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers or {})
+        reply = connection.getresponse()
+        assert reply.status == 200, reply.read()
+        return json.loads(reply.read())
+
+
+def ready(server: Running, workers: int) -> list[int]:
+    server.wait_for(f"all {workers} workers are ready")
+    return server.workers()
+
+
+def notes(path: Path) -> list[tuple[str, int]]:
+    return [(what, int(pid)) for what, pid in (line.split() for line in path.read_text().splitlines())]
+
+
+def gone(server: Running, pids: list[int], *, within_seconds: float = 5.0) -> None:
+    for pid in pids:
+        wait_until_gone(pid, within_seconds)
+
+
+def test_the_banner_says_how_the_server_runs(tmp_path: Path) -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        banner = server.wait_for(r"homing \S+: 2 workers, sessions named by cookie:visit, run directory (\S+)$")
+        directory = Path(banner[0][1])
+        assert directory.stat().st_mode & 0o777 == 0o700
+        ready(server, 2)
+        assert get(server.port)["pid"] in server.workers()
+        assert server.stop() == 0
+        assert not directory.exists()
+
+
+def test_app_starts_and_stops_once_per_worker(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    with running(APP, "--workers", "3", *SESSIONS, cwd=ROOT, env={"TEST_NOTES": str(path)}) as server:
+        workers = ready(server, 3)
+        assert sorted(notes(path)) == [("startup", pid) for pid in sorted(workers)]
+        assert server.stop() == 0
+    assert collections.Counter(notes(path)) == collections.Counter(
+        [(what, pid) for what in ("startup", "shutdown") for pid in workers]
+    )
+
+
+def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    with running(APP, "--workers", "3", *SESSIONS, cwd=ROOT) as server:
+        first, *others = ready(server, 3)
+        os.kill(first, signal.SIGKILL)
+        server.wait_for(rf"worker \[{first}\] exited \(signal SIGKILL\); its sessions are gone")
+        server.wait_for("Application startup complete", 4)
+        now = server.workers()
+        assert first not in now
+        assert set(others) < set(now)
+        assert server.stop() == 0
+        gone(server, now)
+
+
+def test_a_stopped_worker_is_killed_while_the_server_goes_on(tmp_path: Path) -> None:
+    with running(APP, "--workers", "2", *SESSIONS, "--timeout-worker-healthcheck", "1", cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        os.kill(first, signal.SIGSTOP)
+        server.wait_for(rf"worker \[{first}\] did not answer within 1 s and is killed")
+        server.wait_for("Application startup complete", 3)
+        assert second in server.workers()
+
+
+def test_sigterm_is_heeded_at_once_though_a_worker_does_not_answer() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, "--timeout-worker-healthcheck", "2", cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        os.kill(first, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until_gone(second, 1.9)
+        assert server.wait() == 0
+        gone(server, [first])
+
+
+def test_a_rolling_restart_replaces_every_worker_after_its_replacement_serves() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        before = ready(server, 2)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted")
+        gone(server, before)
+        after = server.workers()
+        assert len(after) == 2
+        assert set(after).isdisjoint(before)
+        stops = [i for i, line in enumerate(server.lines) if "stops; its sessions end with it" in line]
+        starts = [i for i, line in enumerate(server.lines) if "Application startup complete" in line]
+        assert starts[2] < stops[0]
+        assert starts[3] < stops[1]
+        assert get(server.port)["pid"] in after
+
+
+def test_a_rolling_restart_stops_at_a_replacement_that_cannot_start(tmp_path: Path) -> None:
+    trouble = tmp_path / "trouble"
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT, env={"TEST_FAIL_IF": str(trouble)}) as server:
+        before = ready(server, 2)
+        trouble.touch()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("the restart stops, and the workers that run go on")
+        assert server.workers() == before
+        assert get(server.port)["pid"] in before
+
+
+def test_a_replacement_that_cannot_start_is_tried_again_and_costs_no_other_session(tmp_path: Path) -> None:
+    trouble = tmp_path / "trouble"
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT, env={"TEST_FAIL_IF": str(trouble)}) as server:
+        first, second = ready(server, 2)
+        trouble.touch()
+        os.kill(first, signal.SIGKILL)
+        server.wait_for(r"a new worker could not start \(next try in 1 s\): the app's start-up failed")
+        assert get(server.port)["pid"] == second
+        trouble.unlink()
+        server.wait_for("Application startup complete", 3)
+        assert second in server.workers()
+        assert server.stop() == 0
+
+
+def test_workers_are_added_and_taken_away() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        server.process.send_signal(signal.SIGTTIN)
+        server.wait_for("Application startup complete", 3)
+        added = set(server.workers()) - {first, second}
+        assert len(added) == 1
+        server.process.send_signal(signal.SIGTTOU)
+        gone(server, list(added))
+        assert server.workers() == [first, second]
+        server.process.send_signal(signal.SIGTTOU)
+        gone(server, [second])
+        server.process.send_signal(signal.SIGTTOU)
+        server.wait_for("one worker has to stay")
+        assert server.workers() == [first]
+
+
+def test_a_request_under_way_ends_before_the_server_does() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET /halves HTTP/1.1\r\nHost: a\r\n\r\n")
+            reply = client.makefile("rb")
+            while reply.readline() != b"begun\n":
+                pass
+            server.process.send_signal(signal.SIGTERM)
+            assert b"ended\n" in reply.read()
+        assert server.wait() == 0
+
+
+def test_ctrl_c_twice_does_not_wait_for_a_stream() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        workers = ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100)
+            server.process.send_signal(signal.SIGINT)
+            server.wait_for("Waiting for connections to close")
+            server.process.send_signal(signal.SIGINT)
+            assert server.wait(8) == 0
+        gone(server, workers)
+        assert "Traceback" not in server.log
+
+
+def test_streams_end_at_the_graceful_limit() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, "--timeout-graceful-shutdown", "1", cwd=ROOT) as server:
+        ready(server, 2)
+        with contextlib.ExitStack() as stack:
+            for _ in range(5):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+                client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert client.recv(100)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait(4) == 0
+        assert not Path(server.run_directory).exists()
+
+
+def test_workers_do_not_outlive_a_killed_supervisor_and_the_next_server_clears_up() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        workers = ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100)
+            server.process.kill()
+            gone(server, workers, within_seconds=5.0)
+        left = Path(server.run_directory)
+        assert left.exists()
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 2)
+        assert not left.exists()
+
+
+def test_one_worker_has_no_run_directory_and_no_child() -> None:
+    with running(APP, "--workers", "1", *SESSIONS, cwd=ROOT) as server:
+        server.wait_for(r"homing \S+: 1 worker, sessions named by cookie:visit$")
+        assert get(server.port)["pid"] == server.process.pid
+        assert children(server.process.pid) == []
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+
+
+def test_one_worker_needs_to_know_nothing_about_sessions() -> None:
+    with running(APP, cwd=ROOT) as server:
+        server.wait_for("1 worker, which holds every session")
+        assert get(server.port)["pid"] == server.process.pid
+
+
+def test_web_concurrency_counts_the_workers() -> None:
+    with running(APP, *SESSIONS, cwd=ROOT, env={"WEB_CONCURRENCY": "2"}) as server:
+        assert len(ready(server, 2)) == 2
+
+
+def test_no_sessions_serves_without_routing() -> None:
+    with running(APP, "--workers", "2", "--no-sessions", cwd=ROOT) as server:
+        server.wait_for(r"2 workers, requests are not routed \(--no-sessions\)$")
+        assert len(ready(server, 2)) == 2
+        assert get(server.port)["pid"] in server.workers()
+
+
+def test_a_users_own_run_directory_stays_and_is_empty(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    (own / "kept").touch()
+    with running(APP, "--workers", "2", *SESSIONS, "--run-dir", str(own), cwd=ROOT) as server:
+        assert server.run_directory == str(own)
+        ready(server, 2)
+        assert server.stop() == 0
+    assert [entry.name for entry in own.iterdir() if entry.name != "server.lock"] == ["kept"]
+
+
+def test_the_command_line_wins_over_the_environment(tmp_path: Path) -> None:
+    env: dict[str, str | None] = {"HOMING_SESSION_SOCKET_DIR": str(tmp_path / "named")}
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT, env=env) as server:
+        assert server.run_directory == str(tmp_path / "named")
+    with running(APP, "--workers", "2", *SESSIONS, "--run-dir", str(tmp_path / "won"), cwd=ROOT, env=env) as server:
+        assert server.run_directory == str(tmp_path / "won")
+
+
+def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is_said_at_start() -> None:
+    with running(APP, "--workers", "2", "--no-sessions", "--limit-max-requests", "3", cwd=ROOT) as server:
+        server.wait_for("--limit-max-requests 3: a worker ends after it has accepted so many requests")
+        ready(server, 2)
+        for _ in range(6):
+            get(server.port)
+        server.wait_for(r"worker \[\d+\] exited \(exit code 0\); its sessions are gone")
+        server.wait_for("Application startup complete", 3)
+        assert get(server.port)
+
+
+def test_workers_may_open_as_many_files_as_the_system_allows() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        soft, hard = get(server.port, "/limits")
+        assert soft == hard
+
+
+def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        assert get(server.port, "/surroundings") == {"socket_dir": None}
+
+
+def test_the_clients_address_is_taken_from_a_trusted_proxy() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "203.0.113.9"
+    with running(APP, "--workers", "2", *SESSIONS, "--no-proxy-headers", cwd=ROOT) as server:
+        assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "127.0.0.1"
+
+
+def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "public"
+    with running(APP, "--workers", "2", *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(path))
+            client.sendall(b"GET /who HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert b"200 OK" in client.makefile("rb").read()
+        assert server.stop() == 0
+    assert not path.exists()
+
+
+def test_the_head_of_a_request_ends_before_its_trailers() -> None:
+    with running("tests.processes.apps:head", "--workers", "2", "--no-sessions", cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(
+                b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: x-late\r\n\r\n"
+                b"3\r\nabc\r\n0\r\nx-late: 1\r\n\r\n"
+            )
+            client.shutdown(socket.SHUT_WR)
+            _, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+        seen = json.loads(body)
+    assert seen["head_length"] == 3
+    assert seen["headers"][3:] == ["x-late"]
+    assert seen["aborts"]
+
+
+def test_another_http_protocol_is_left_as_it_is() -> None:
+    with running("tests.processes.apps:head", "--workers", "2", "--no-sessions", "--http", "h11", cwd=ROOT) as server:
+        ready(server, 2)
+        seen = get(server.port, "/")
+    assert seen["head_length"] is None
+    assert not seen["aborts"]
+
+
+def test_an_aborted_connection_is_reset() -> None:
+    with running("tests.processes.apps:cut", "--workers", "2", "--no-sessions", cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            with pytest.raises(ConnectionResetError):
+                while client.recv(1000):
+                    pass

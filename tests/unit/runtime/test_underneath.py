@@ -1,0 +1,28 @@
+"""The installed uvicorn is one that `homing run` knows, and another one is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import uvicorn.supervisors.multiprocess
+
+from homing.errors import ConfigurationError
+from homing.runtime.underneath import check_uvicorn
+
+
+def test_the_installed_uvicorn_is_known() -> None:
+    check_uvicorn()
+
+
+def test_a_uvicorn_without_a_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(uvicorn.supervisors.multiprocess.Multiprocess, "handle_signals")
+    with pytest.raises(
+        ConfigurationError, match=r"uvicorn [\d.]+: .*Multiprocess.handle_signals changed; install"
+    ) as raised:
+        check_uvicorn()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_uvicorn_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn._subprocess.get_subprocess", lambda config, target: None)
+    with pytest.raises(ConfigurationError, match=r"get_subprocess changed"):
+        check_uvicorn()
