@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.spread import spread, table, verdict
+
 from homing.directory.owners import SessionOwners
 from homing.rundir import new_worker_id
 
