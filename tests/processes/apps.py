@@ -24,9 +24,8 @@ def note(text: str) -> None:
 
 @asynccontextmanager
 async def lifespan(app: Any) -> Any:
-    if path := os.environ.get("TEST_FAIL_IF"):
-        if Path(path).exists():
-            raise RuntimeError("the test wants this start-up to fail")
+    if (path := os.environ.get("TEST_FAIL_IF")) and Path(path).exists():
+        raise RuntimeError("the test wants this start-up to fail")
     note("startup")
     yield
     note("shutdown")

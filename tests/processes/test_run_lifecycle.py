@@ -268,19 +268,23 @@ def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is
 
 def test_workers_may_open_as_many_files_as_the_system_allows() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 2)
         soft, hard = get(server.port, "/limits")
         assert soft == hard
 
 
 def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 2)
         assert get(server.port, "/surroundings") == {"socket_dir": None}
 
 
 def test_the_clients_address_is_taken_from_a_trusted_proxy() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 2)
         assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "203.0.113.9"
     with running(APP, "--workers", "2", *SESSIONS, "--no-proxy-headers", cwd=ROOT) as server:
+        ready(server, 2)
         assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "127.0.0.1"
 
 
@@ -321,8 +325,10 @@ def test_another_http_protocol_is_left_as_it_is() -> None:
     assert not seen["aborts"]
 
 
-def test_an_aborted_connection_is_reset() -> None:
-    with running("tests.processes.apps:cut", "--workers", "2", "--no-sessions", cwd=ROOT) as server:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_aborted_connection_is_reset(loop: str) -> None:
+    options = ("--workers", "2", "--no-sessions", "--loop", loop)
+    with running("tests.processes.apps:cut", *options, cwd=ROOT) as server:
         ready(server, 2)
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(b"GET / HTTP/1.0\r\n\r\n")

@@ -3,7 +3,7 @@
 uvicorn's options are copies of its own click declarations, so an option that a newer uvicorn adds is there without a
 change here. The invariant: an option that cannot work is refused in one line; none is silently ignored.
 
-Not here: what serves (`homing.runtime`), and errors on their way to stderr (`main.py`).
+Not here: what serves (`homing.runtime`), and errors on their way to stderr (`commands.py`).
 """
 
 from __future__ import annotations

@@ -304,10 +304,15 @@ def query_value(name: str, query: bytes) -> str | None:
     Raises:
         BadRequestError: it has two different values, of which an app may take either.
     """
-    values = {value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name}
-    if len(values) > 1:
+    values = query_values(name, query)
+    if len(set(values)) > 1:
         raise BadRequestError("the query names its session twice, and differently")
-    return next(iter(values), None)
+    return values[0] if values else None
+
+
+def query_values(name: str, query: bytes) -> list[str]:
+    """Every value of one parameter of a query string, in order, decoded as Starlette decodes them."""
+    return [value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name]
 
 
 # --- as users write them ---
@@ -386,7 +391,10 @@ def path(template: str) -> Source:
     """
     if "{session}" not in template:
         raise ConfigurationError(f"source 'path:{template}': it has no {{session}}: write 'path:/sessions/{{session}}'")
-    template_pattern(template)
+    try:
+        template_pattern(template)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"source 'path:{template}': {error}") from None
     return PathSource(template)
 
 
@@ -447,6 +455,8 @@ def parse_source(spec: str, *, secret: str | None = None) -> Source:
         return body(field, route)
     if kind == "mcp-handle":
         name, at, route = rest.partition("@")
+        if not name:
+            raise ConfigurationError(f"source {spec!r}: write 'mcp-handle:NAME' or 'mcp-handle:NAME@/mcp'")
         return mcp_handle(name, route) if at else mcp_handle(name)
     raise ConfigurationError(
         f"source {spec!r}: no such kind: write header:NAME, cookie:NAME, signed-cookie:NAME:KEY, query:NAME, "

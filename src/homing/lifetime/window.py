@@ -76,7 +76,7 @@ class Deadlines(Generic[_StateT]):
             self._tidy()
 
     def pop_due(self) -> list[Kept[_StateT]]:
-        """Remove and return the records whose time has come, the earliest first."""
+        """Remove and return the records whose time has come, in no order."""
         now = self._now()
         due: list[Kept[_StateT]] = []
         while self._heap and self._heap[0][0] <= now:
