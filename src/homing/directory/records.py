@@ -182,7 +182,7 @@ class FileRecords:
         return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
     def _remove_leftovers(self) -> None:
-        for prepared in os.listdir(self._run.fd):
+        for prepared in self._run.names():
             match = _PREPARED_NAME.fullmatch(prepared)
             if match and match[1] != self._worker_id and self._run.is_dead(WorkerId(match[1])):
                 self.discard(prepared)
@@ -205,6 +205,8 @@ class FileRecords:
                     yield name
 
     def _names(self) -> Iterator[str]:
+        if self._fd < 0:  # which scandir would take for the current directory
+            raise DirectoryError(f"the owner records in {self._run.path} are closed")
         try:
             with os.scandir(self._fd) as entries:
                 for entry in entries:
