@@ -239,7 +239,7 @@ class ReplyWatch:
         request = self._request
         if request.unrecorded is not None:
             raise request.unrecorded
-        if self._learner is None:
+        if self._learner is None or self._learner.done:
             self._note(message)
             await self._send(message)
             return
