@@ -7,7 +7,9 @@ PYTHON := .venv/bin/python
 setup:
 	@sh scripts/setup.sh
 
-demo: setup
+# Less to install than for the tests.
+demo:
+	@sh scripts/setup.sh demo
 	@.venv/bin/homing demo
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.

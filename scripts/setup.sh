@@ -1,23 +1,25 @@
 #!/bin/sh
-# Makes .venv with homing and everything its tests and checks need. Safe to run again, and instant if nothing changed.
+# Makes .venv with homing in it: `setup.sh` with everything that its tests and checks need, `setup.sh demo` with what
+# homing itself needs, which is much less. Safe to run again, and instant if nothing changed.
 set -eu
 cd "$(dirname "$0")/.."
 
-ready=.venv/.ready
+whole=.venv/.ready
+if [ "${1:-}" = demo ]; then ready=.venv/.ready-demo; else ready=$whole; fi
 fail() {
     echo "homing: $*" >&2
     exit 1
 }
 
 is_current() {
-    [ -f "$ready" ] && .venv/bin/python -c '' 2>/dev/null || return 1
+    [ -f "$1" ] && .venv/bin/python -c '' 2>/dev/null || return 1
     # An environment that was moved keeps its old path in its scripts.
-    [ "$(cat "$ready")" = "$PWD" ] || return 1
+    [ "$(cat "$1")" = "$PWD" ] || return 1
     for source in pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh; do
-        [ "$ready" -nt "$source" ] || return 1
+        [ "$1" -nt "$source" ] || return 1
     done
 }
-if is_current; then exit 0; fi
+if is_current "$ready" || is_current "$whole"; then exit 0; fi
 
 python=
 for candidate in python3.13 python3.12 python3.11 python3 python; do
@@ -35,9 +37,11 @@ rm -f "$ready"
 # What an interrupted run left may have a Python and no pip.
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1 || ! .venv/bin/pip --version >/dev/null 2>&1; then
     rm -rf .venv
-    echo "making .venv with $python (about two minutes) ..."
+    echo "making .venv with $python (a minute or two) ..."
     "$python" -m venv .venv || fail "$python -m venv failed: install the venv module (Debian: apt-get install python3-venv)"
 fi
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt -e . ||
-    fail "pip could not install what requirements-dev.txt lists (its own message is above); run this again once it can"
+set -- -c constraints.txt -e .
+[ "$ready" != "$whole" ] || set -- -r requirements-dev.txt "$@"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" ||
+    fail "pip could not install what homing needs (its own message is above); run this again once it can"
 printf '%s\n' "$PWD" >"$ready"
