@@ -373,8 +373,9 @@ class Ownership:
         if entry.serving:
             return
         if entry.owned:
-            self.release(entry.key)
-        elif entry.drop:
+            self.release(entry.key)  # which also drops the entry, where nothing is left of it
+            return
+        if entry.drop:
             entry.drop = False
             self._drop_state(entry)
         self._prune(entry)

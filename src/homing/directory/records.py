@@ -31,6 +31,8 @@ _RECORD_NAME = re.compile("[0-9a-f]{64}")
 _RECORD_TEXT = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{32})")
 _PREPARED_NAME = re.compile(r"\.([0-9a-f]{32})\.[0-9]+")
 
+_KNOWN_TEXTS: Final = 256
+
 _prepared_numbers = itertools.count()  # of the process: two objects of one worker share one name space
 
 
@@ -42,6 +44,7 @@ class FileRecords:
         self._worker_id = worker_id
         self._boot = boot_id()
         self._ours = f"{self._boot}.{worker_id}"
+        self._known: dict[str, WorkerId] = {}  # the texts of good records: as many as workers
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(SESSION_OWNERS_DIR, 0o700, dir_fd=run_directory.fd)
@@ -84,12 +87,18 @@ class FileRecords:
             raise self._failed("read", name, error) from error
 
     def owner_in(self, text: str, name: str) -> WorkerId:
+        known = self._known.get(text)
+        if known is not None:
+            return known
         match = _RECORD_TEXT.fullmatch(text)
         if match is None:
             raise MalformedRecordError(f"owner record {name[:12]} names no worker: {text[:80]!r}")
         if match[1] != self._boot:
             raise ForeignRecordError(f"owner record {name[:12]} is of another boot of this machine: {text}")
-        return WorkerId(match[2])
+        if len(self._known) >= _KNOWN_TEXTS:
+            self._known.clear()
+        self._known[text] = owner = WorkerId(match[2])
+        return owner
 
     def create(self, name: str) -> bool:
         try:
