@@ -19,6 +19,7 @@ from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
 from homing.identity import Identity, Learner, Named
+from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
@@ -29,9 +30,9 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing, named_from
+from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -142,6 +143,7 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         try:
             if hop is None:
@@ -150,16 +152,23 @@ class SessionRoutingMiddleware:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
+                if hop.reason is Reason.SCATTERED:
+                    # As if a client had sent it here: this worker's to answer, wherever it is then served.
+                    hop.mine()
+                    undecided = None
             request: RoutedRequest | None
-            if self.worker is None:
+            worker = self.worker
+            if worker is None:
                 request = self._alone(named, scope)
             else:
-                routing = Routing(self.worker, self.policy, named, hop, scope, receive, send)
-                request = await routing.route()
-                receive = routing.receive
+                request = None if self.policy.scatter else enter_here(worker, named)
+                if request is None:
+                    routing = Routing(worker, self.policy, named, hop, scope, receive, send)
+                    request = await routing.route()
+                    receive = routing.receive
         except ReplyError as error:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
@@ -170,8 +179,8 @@ class SessionRoutingMiddleware:
             await abort(cut)
             return
         if request is not None:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
@@ -183,7 +192,7 @@ class SessionRoutingMiddleware:
         session_id = named.session_id
         if session_id is None and named.mints:
             session_id = new_session_id()
-        return RoutedRequest(None, named, session_id, scope)
+        return RoutedRequest(None, named, session_id)
 
     async def _serve(
         self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
@@ -191,6 +200,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
+        arrived = dict(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -207,7 +217,9 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            if scope.get(ENDED_SCOPE_KEY):
+                request.end()
+            request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)
@@ -239,7 +251,7 @@ class ReplyWatch:
         request = self._request
         if request.unrecorded is not None:
             raise request.unrecorded
-        if self._learner is None:
+        if self._learner is None or self._learner.done:
             self._note(message)
             await self._send(message)
             return

@@ -37,11 +37,9 @@ class RoutedRequest:
     """
 
     __slots__ = (
-        "_arrived",
         "_ended",
         "_entered",
         "_owned",
-        "_scope",
         "_worker",
         "named",
         "session_id",
@@ -50,12 +48,9 @@ class RoutedRequest:
         "used",
     )
 
-    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None, scope: Scope) -> None:
+    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
+        # Not the scope: the scope holds this, and a cycle for each request is work for the garbage collector.
         self._worker = worker
-        self._scope = scope
-        # The request as it came: an app that mounts others, or strips a prefix, may change its scope in place, and then
-        # a start would no longer be seen as one.
-        self._arrived = dict(scope)
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
@@ -126,9 +121,9 @@ class RoutedRequest:
             logger.warning("session not recorded: %s", self.unrecorded)
             raise self.unrecorded from error
 
-    def makes_known(self, status: int) -> bool:
+    def makes_known(self, scope: Scope, status: int) -> bool:
         """Whether a reply with this status may carry the session's ID: the session was used, or is started by it."""
-        return self.used or (self.named.start and succeeded(self._arrived, status))
+        return self.used or (self.named.start and succeeded(scope, status))
 
     def end(self) -> None:
         """This request's session has ended; its owner is kept for the close retry window."""
@@ -140,10 +135,12 @@ class RoutedRequest:
             return nullcontext()
         return _Touch(self._worker, session_id)
 
-    def leave(self, *, failed: bool) -> None:
+    def leave(self, arrived: Scope, *, failed: bool) -> None:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
+            arrived: The request's scope as it came. An app that mounts others, or strips a prefix, may change its own in
+                place, and then a start would no longer be seen as one.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
@@ -152,23 +149,23 @@ class RoutedRequest:
         status = None if failed else self.status
         try:
             if session_id is not None and self._owned:
-                self._leave_session(worker, session_id, status)
+                self._leave_session(worker, session_id, arrived, status)
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
         if session_id is not None and not worker.owners.mine(session_id):
             worker.path_keys.unbind(session_id)
 
-    def _leave_session(self, worker: Worker, session_id: SessionId, status: int | None) -> None:
+    def _leave_session(self, worker: Worker, session_id: SessionId, arrived: Scope, status: int | None) -> None:
         if not worker.owners.mine(session_id):
             return  # taken meanwhile from a worker that was thought dead: its lifetime is not kept here
-        turned = succeeded(self._arrived, status) and (self.named.start or self.named.end)
+        turned = (self.named.start or self.named.end) and succeeded(arrived, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
-        ended = self._ended or bool(self._scope.get(ENDED_SCOPE_KEY)) or (turned and self.named.end)
+        ended = self._ended or (turned and self.named.end)
         if ended:
-            self._arrived[ENDED_SCOPE_KEY] = True
+            arrived[ENDED_SCOPE_KEY] = True
         if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, self._arrived, status)
+            worker.lifetimes.served(session_id, arrived, status)
         if self.used and not worker.lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
             worker.lifetimes.opened(session_id)
