@@ -109,8 +109,11 @@ class SessionRoutingMiddleware:
         """Drain and close the worker. Safe to call twice."""
         if self.worker is not None:
             await self.worker.drain()
-            worker, self.worker = self.worker, None
-            await worker.aclose()
+            # Until its private socket is closed, other workers may still send requests here, and they are served.
+            try:
+                await self.worker.aclose()
+            finally:
+                self.worker = None
 
     @property
     def worker_id(self) -> WorkerId:
