@@ -150,8 +150,9 @@ class Relay:
                         pass  # the client has left, and nobody is to be told
                     return True
                 if kind == START:
+                    start = read_start(head)
                     self._started = True
-                    await self._relay(read_start(head))
+                    await self._relay(start)
                 elif kind == BODY:
                     await self._relay({"type": "http.response.body", "body": payload, "more_body": True})
                 elif kind == LAST:
@@ -238,7 +239,7 @@ class Relay:
             payload = b"".join(taken)
         head = request_head(int(reason), note, self._scope, body, tuple(early))
         connection.answer_by = connection.pool.loop.time() + timeout_seconds
-        connection.write(REQUEST, head, payload)
+        connection.write_first(REQUEST, head, payload)
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:

@@ -126,7 +126,11 @@ class Server:
 
 
 async def forward(
-    forwarder: Forwarder, server: Server, scope: Scope | None = None, owner: WorkerId = OWNER, note: tuple[Any, ...] = ()
+    forwarder: Forwarder,
+    server: Server,
+    scope: Scope | None = None,
+    owner: WorkerId = OWNER,
+    note: tuple[Any, ...] = (),
 ) -> bool:
     scope = http_scope() if scope is None else scope
     return await forwarder.forward(owner, Reason.OWNED, note, scope, replayable(server.receive), server.send)

@@ -7,9 +7,6 @@ import tracemalloc
 from typing import Any
 
 import pytest
-
-from homing.errors import RemoteAppError
-from homing.forwarding.frames import NotCarriedError
 from tests.integration.forwarding.hop import (
     Event,
     Run,
@@ -21,6 +18,9 @@ from tests.integration.forwarding.hop import (
     request_event,
     websocket_scope,
 )
+
+from homing.errors import RemoteAppError
+from homing.forwarding.frames import NotCarriedError
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"1"), (b"x", b"2"), (b"y", b"\xe9")]}
 BODY = {"type": "http.response.body", "body": b"hello", "more_body": False}
@@ -99,7 +99,12 @@ async def echo(scope: Any, receive: Any, send: Any, seen: list[Event]) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-BODIES = [request_event(b"a" * 10, True), request_event(b"", True), request_event(b"c" * 70_000, True), request_event(b"d")]
+BODIES = [
+    request_event(b"a" * 10, True),
+    request_event(b"", True),
+    request_event(b"c" * 70_000, True),
+    request_event(b"d"),
+]
 GONE = {"type": "http.disconnect"}
 
 
@@ -156,7 +161,13 @@ def test_app_and_client_see_what_they_see_without_the_hop(
     [
         {},
         {"client": None, "server": ("/run/socket", None)},
-        {"http_version": "1.0", "root_path": "/api", "path": "/api/ü", "raw_path": b"/api/%C3%BC", "query_string": b"a=%"},
+        {
+            "http_version": "1.0",
+            "root_path": "/api",
+            "path": "/api/ü",
+            "raw_path": b"/api/%C3%BC",
+            "query_string": b"a=%",
+        },
         {"path": "/\udce9", "raw_path": b"/\xe9"},
         {"headers": [(b"a", b"\xe9"), (b"a", b""), (b"b", b"x" * 60_000)] + [(b"n%d" % n, b"v") for n in range(100)]},
         {"extensions": {"http.response.trailers": {}, "tls": {"tls_version": 0x304, "client_cert_chain": ["x"]}}},
@@ -461,7 +472,7 @@ def test_a_slow_client_stops_the_app_within_a_bounded_number_of_bytes(run: Run) 
                 written += MIB // 16
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        async with hop(app) as (forwarder, receiver), asyncio.TaskGroup() as tasks:
+        async with hop(app) as (forwarder, _), asyncio.TaskGroup() as tasks:
             server = Server()
             server.keep = False
             server.open.clear()
