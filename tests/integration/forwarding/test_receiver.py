@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
+import resource
+import socket
 import stat
 from typing import Any
 
@@ -11,6 +14,7 @@ import msgspec
 import pytest
 from tests.integration.forwarding.hop import (
     OWNER,
+    Peer,
     Run,
     Server,
     connect,
@@ -406,5 +410,56 @@ def test_an_answer_follows_a_question(run: Run) -> None:
             await peer.write(frame(ASK, msgspec.msgpack.encode(["session", "s", "w"])), GET)
             read = await peer.read_frame()
             assert read is None or read[0] == ANSWER
+
+    run(test())
+
+
+def test_a_worker_that_has_no_descriptor_left_takes_the_request_once_it_has(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its listener must not accept and drop: the sender would take that for death."""
+
+    async def test() -> None:
+        async with raw_forwarder(ok) as (receiver, idle):
+            await idle.write(GET)
+            assert await idle.read_frame()
+            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (connecting.fileno() + 1, hard))
+            try:
+                connecting.connect(receiver.listener.getsockname())
+                connecting.setblocking(False)
+                # The connection that is idle is let go to make room for the one that waits.
+                assert await idle.ended()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            peer = Peer(connecting)
+            await peer.write(GET)
+            assert await peer.read_frame()
+            peer.close()
+
+    run(test())
+    assert "cannot take a connection" in caplog.text
+
+
+def test_each_request_runs_in_a_copy_of_the_given_context(run: Run) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+    async def test() -> None:
+        values = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            values.append(variable.get())
+            variable.set("left over")
+            await ok(scope, receive, send)
+
+        context = contextvars.copy_context()
+        context.run(variable.set, "the server's")
+        variable.set("the lifespan's")
+        for options in ({}, {"context": context}):
+            async with hop(app, **options) as (forwarder, _):
+                await forward(forwarder, Server())
+                await forward(forwarder, Server())
+        assert values == ["the lifespan's"] * 2 + ["the server's"] * 2
 
     run(test())
