@@ -151,8 +151,9 @@ class Relay:
                         pass  # the client has left, and nobody is to be told
                     return True
                 if kind == START:
+                    start = read_start(head)
                     self._started = True
-                    await self._relay(read_start(head))
+                    await self._relay(start)
                 elif kind == BODY:
                     await self._relay({"type": "http.response.body", "body": payload, "more_body": True})
                 elif kind == LAST:
@@ -243,7 +244,7 @@ class Relay:
         connection.answer_by = connection.pool.loop.time() + timeout_seconds
         # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
         self._undelivered = connection.lost or connection.transport.is_closing()
-        connection.write(REQUEST, head, payload)
+        connection.write_first(REQUEST, head, payload)
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:
