@@ -7,9 +7,6 @@ import tracemalloc
 from typing import Any
 
 import pytest
-
-from homing.errors import RemoteAppError
-from homing.forwarding.frames import NotCarriedError
 from tests.integration.forwarding.hop import (
     Event,
     Run,
@@ -21,6 +18,9 @@ from tests.integration.forwarding.hop import (
     request_event,
     websocket_scope,
 )
+
+from homing.errors import RemoteAppError
+from homing.forwarding.frames import NotCarriedError
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"1"), (b"x", b"2"), (b"y", b"\xe9")]}
 BODY = {"type": "http.response.body", "body": b"hello", "more_body": False}
