@@ -29,7 +29,7 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing, named_from
+from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
 from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
@@ -156,12 +156,15 @@ class SessionRoutingMiddleware:
                     hop.mine()
                     undecided = None
             request: RoutedRequest | None
-            if self.worker is None:
+            worker = self.worker
+            if worker is None:
                 request = self._alone(named, scope)
             else:
-                routing = Routing(self.worker, self.policy, named, hop, scope, receive, send)
-                request = await routing.route()
-                receive = routing.receive
+                request = None if self.policy.scatter else enter_here(worker, named)
+                if request is None:
+                    routing = Routing(worker, self.policy, named, hop, scope, receive, send)
+                    request = await routing.route()
+                    receive = routing.receive
         except ReplyError as error:
             if undecided is not None:
                 undecided.mine()
@@ -188,7 +191,7 @@ class SessionRoutingMiddleware:
         session_id = named.session_id
         if session_id is None and named.mints:
             session_id = new_session_id()
-        return RoutedRequest(None, named, session_id, scope)
+        return RoutedRequest(None, named, session_id)
 
     async def _serve(
         self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
@@ -212,7 +215,7 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            request.leave(scope, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)
