@@ -130,7 +130,7 @@ class Story:
         """The status of one request of that session, on a connection of its own."""
         headers = HEADERS | {"mcp-session-id": session_id or ""}
         async with (
-            httpx.AsyncClient(verify=TLS, timeout=5) as http,
+            httpx.AsyncClient(verify=TLS, timeout=30) as http,
             http.stream(method, self.url, headers=headers, json=LIST_TOOLS if method == "POST" else None) as response,
         ):
             return response.status_code
@@ -156,12 +156,12 @@ async def main() -> None:
     options = arguments()
     tally = Tally()
 
-    async def one(*, kill: bool = False) -> None:
+    async def one(number: int, *, kill: bool = False) -> None:
         story = Story(
             options.url,
             tally,
             calls=options.calls,
-            new_connections=options.new_connections,
+            new_connections=options.new_connections and bool(number % 2),
             only_calls=options.only_calls or kill,
         )
         try:
@@ -170,10 +170,10 @@ async def main() -> None:
             tally.errors[repr(error)] += 1
 
     if options.kill:
-        await one(kill=True)
+        await one(0, kill=True)
     async with anyio.create_task_group() as clients:
-        for _ in range(options.clients):
-            clients.start_soon(one)
+        for number in range(options.clients):
+            clients.start_soon(one, number)
     tally.print()
 
 
