@@ -199,6 +199,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
+        request.arrive(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -215,7 +216,7 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(scope, failed=failed)
+            request.leave(failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)
