@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+import homing
+
 
 def note(text: str) -> None:
     """Append a line to the file that the test named."""
@@ -24,9 +26,8 @@ def note(text: str) -> None:
 
 @asynccontextmanager
 async def lifespan(app: Any) -> Any:
-    if path := os.environ.get("TEST_FAIL_IF"):
-        if Path(path).exists():
-            raise RuntimeError("the test wants this start-up to fail")
+    if (path := os.environ.get("TEST_FAIL_IF")) and Path(path).exists():
+        raise RuntimeError("the test wants this start-up to fail")
     note("startup")
     yield
     note("shutdown")
@@ -74,6 +75,9 @@ app = Starlette(
     ],
     lifespan=lifespan,
 )
+
+
+routed = homing.sticky(app, sessions=[homing.cookie("visit")])
 
 
 async def head(scope: Any, receive: Any, send: Any) -> None:

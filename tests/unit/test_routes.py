@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette._utils import get_route_path
 from starlette.routing import Match
@@ -144,6 +144,7 @@ segments = st.text("ab%;.{}\n ü", max_size=3)
 paths = st.lists(segments, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
 
 
+@settings(deadline=None)
 @given(paths, st.sampled_from(["GET", "HEAD", "POST", "DELETE"]), st.sampled_from(["GET", "POST"]))
 def test_a_route_matches_exactly_where_the_app_s_own_route_runs_its_handler(
     path: str, method: str, declared: str
@@ -155,6 +156,7 @@ def test_a_route_matches_exactly_where_the_app_s_own_route_runs_its_handler(
         assert Routes([Route(declared, template)]).match(request(method, path)) is runs
 
 
+@settings(deadline=None)
 @given(paths, st.sampled_from(["", "/", "/a", "/a/", "/api", "a", "/a/b"]))
 def test_the_path_below_the_root_is_the_one_the_app_s_routes_see(path: str, root: str) -> None:
     scope = request(path=root + path, root_path=root)

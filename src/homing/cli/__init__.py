@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from homing.cli.main import main
+from homing.cli.commands import main
 
 __all__ = ["main"]

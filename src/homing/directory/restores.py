@@ -14,8 +14,9 @@ from functools import partial
 from typing import Final
 
 from homing.directory import failpoints
-from homing.directory.base import Ask, OwnerAliveError
-from homing.directory.ownership import MAX_LOOKS, Entry, Ownership
+from homing.directory.base import Ask, Given, OwnerAliveError
+from homing.directory.gives import Gives
+from homing.directory.ownership import MAX_LOOKS, Entry
 from homing.directory.waiting import in_thread, lock_busy, locked, locked_in_thread
 from homing.errors import DirectoryError, ForeignRecordError, HomingError, SessionMovingError
 from homing.types import WorkerId
@@ -23,6 +24,7 @@ from homing.types import WorkerId
 logger = logging.getLogger(__name__)
 
 MAX_ASKS: Final = 3
+BETWEEN_ASKS_SECONDS: Final = 0.05
 MAX_TURNS: Final = 16  # of a restore, with those that found the record changed under it
 REWRITE_BATCH: Final = 256
 MAX_ASKS_AT_ONCE: Final = 16
@@ -45,7 +47,7 @@ class _Restore:
         self.abandoned = asyncio.Event()
 
 
-class Restores(Ownership):
+class Restores(Gives):
     """An `Ownership` that can also bring a session here: `restore`, `rewrite` and `rewrite_all`."""
 
     async def restore(
@@ -136,13 +138,21 @@ class Restores(Ownership):
                 if asks == MAX_ASKS:
                     return False
                 asks += 1
-                try:
-                    await restore.ask(owner, entry.key)
-                except Exception as error:  # whatever it was, the record says what came of the ask
-                    logger.info("asking worker %s for session %s failed: %r", owner, entry.name[:12], error)
+                answer = await self._ask(owner, entry, restore)
                 if failpoints.on is not None:
                     failpoints.hit("restore.asked")
+                if answer not in (Given.GIVEN, Given.NOT_MINE) and asks < MAX_ASKS:
+                    # A dying worker's connections break a moment before its life file is let go.
+                    await asyncio.sleep(asks * BETWEEN_ASKS_SECONDS)
         return False
+
+    @staticmethod
+    async def _ask(owner: WorkerId, entry: Entry, restore: _Restore) -> Given | None:
+        try:
+            return await restore.ask(owner, entry.key)
+        except Exception as error:  # whatever it was, the record says what came of the ask
+            logger.info("asking worker %s for session %s failed: %r", owner, entry.name[:12], error)
+            return None
 
     async def _drained(self, entry: Entry, restore: _Restore) -> bool:
         """Fence a session of ours and wait until nothing of it is served but the restore's own requests."""

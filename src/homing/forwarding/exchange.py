@@ -9,8 +9,10 @@ Not here: connections and tasks (`receiver.py`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from homing.forwarding.base import HOP_SCOPE_KEY
@@ -35,11 +37,10 @@ from homing.forwarding.frames import (
     event_frame,
     pieces,
     read_event,
-    request_scope,
     start_head,
 )
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
-from homing.types import ASGIApp, Message, Reason
+from homing.types import ASGIApp, Message, Reason, Scope
 
 if TYPE_CHECKING:
     from homing.forwarding.receiver import PeerConnection
@@ -59,64 +60,39 @@ class ReceivedRequest:
     Borrows the connection, until the reply is complete, the app has returned, or the connection is lost.
     """
 
-    __slots__ = (
-        "_arrived",
-        "_body_open",
-        "_connection",
-        "_decided",
-        "_events",
-        "_flag",
-        "_gone",
-        "_is_http",
-        "_pull_due",
-        "_raises",
-        "_start",
-        "_started",
-        "_trailers",
-        "_waiting_bytes",
-        "app_task",
-        "note",
-        "reason",
-        "scope",
-    )
+    # What is mostly so stands on the class: a request sets only what is otherwise.
+    _decided = False
+    _flag = 0
+    """MINE_FIRST while *mine* waits for a frame to share a write with."""
+    _waiting_bytes = 0
+    _arrived: asyncio.Event | None = None
+    _gone: Message | None = None
+    """The event that says that the client has left, once it is known."""
+    _start: bytes | None = None
+    """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
+    _started = False
+    _trailers = False
 
-    def __init__(self, connection: PeerConnection, request: Request, payload: bytes) -> None:
+    def __init__(self, connection: PeerConnection, request: Request, scope: Scope, payload: bytes) -> None:
+        self._connection: PeerConnection | None = connection
         try:
             self.reason = _REASONS[request.reason]
-            asgi = request.scope["asgi"]
-            self._raises = tuple(map(int, asgi.get("spec_version", "2.0").split("."))) >= (2, 4)
-        except (IndexError, KeyError, AttributeError, ValueError) as error:
+            self._send_raises = _send_raises(scope["asgi"]["spec_version"])
+        except (IndexError, KeyError, ValueError, TypeError) as error:
             raise MalformedFrameError("the reason or the scope of a request cannot be read") from error
         self.note = request.note
-        self.scope = request_scope(request)
-        self.app_task: asyncio.Task[None] | None = None
-        self._connection: PeerConnection | None = connection
-        self._decided = False
-        self._flag = 0
-        """MINE_FIRST while *mine* waits for a frame to share a write with."""
-        self._is_http = self.scope["type"] == "http"
-        self._events: deque[Message] = deque()
-        self._waiting_bytes = 0
-        self._arrived: asyncio.Event | None = None
-        self._gone: Message | None = None
-        """The event that says that the client has left, once it is known."""
-        self._start: tuple[Message, bytes] | None = None
-        """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
-        self._started = False
-        self._trailers = False
+        self._is_http = scope["type"] == "http"
         self._body_open = request.body == BODY_OPEN
         """The forwarder sends the body without being asked, after *mine*."""
-        self._pull_due = not self._body_open
+        self._pull_due = self._is_http and not self._body_open
         """The forwarder takes nothing from its server before it is told that the app waits."""
+        self._events: deque[Message] = deque()
         if not self._is_http:
-            self._pull_due = False
             self._events.append({"type": "websocket.connect"})
         elif request.body == BODY_NONE:
             self._events.append({"type": "http.request", "body": b"", "more_body": False})
-        elif request.early:
+        else:
             self._take_early(request, payload)
-        if sum(request.early) != len(payload) or (request.body == BODY_WHOLE and not request.early):
-            raise MalformedFrameError("the early body of a request has another size than was said")
 
     def _take_early(self, request: Request, payload: bytes) -> None:
         position = 0
@@ -124,6 +100,8 @@ class ReceivedRequest:
             body = payload[position : position + size]
             self._events.append({"type": "http.request", "body": body, "more_body": True})
             position += size
+        if position != len(payload) or (request.body == BODY_WHOLE and not self._events):
+            raise MalformedFrameError("the early body of a request has another size than was said")
         if request.body == BODY_WHOLE:
             self._events[-1]["more_body"] = False
 
@@ -176,9 +154,8 @@ class ReceivedRequest:
 
     def _write_start(self, connection: PeerConnection) -> None:
         assert self._start is not None
-        _, head = self._start
+        connection.write(START | self._flag, self._start)
         self._start = None
-        connection.write(START | self._flag, head)
         self._flag = 0
 
     def _let_go(self, connection: PeerConnection) -> None:
@@ -279,13 +256,46 @@ class ReceivedRequest:
             return
         kind: str = message["type"]
         if kind == "http.response.body" and len(message) <= 3:
-            await self._send_body(connection, message)
+            if not self._started:
+                raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{kind}'.")
+            body = message.get("body", b"")
+            if type(body) is not bytes:
+                body = bytes(memoryview(body))
+            more = bool(message.get("more_body", False))
+            if len(body) > WHOLE_EVENT_BYTES:
+                body = await self._send_pieces(connection, body)
+                if more or self._connection is None or self._gone is not None:
+                    return
+            if more:
+                self._write(connection, BODY, b"", body)
+                return
+            if self._trailers:
+                # Not the end of the reply, so not LAST: that is END, when the app returns.
+                self._write(connection, *event_frame({"type": kind, "body": body, "more_body": False}))
+                return
+            if self._start is not None:
+                connection.write(WHOLE | self._flag, self._start, body)
+                self._start = None
+                self._flag = 0
+            else:
+                self._write(connection, LAST, b"", body)
+            self._let_go(connection)
         elif kind == "http.response.start":
             self._send_start(connection, message)
         elif not self._decided:
             raise RuntimeError("a forwarded request is answered after the hop's mine()")
         else:
             self._write(connection, *event_frame(message))
+
+    async def _send_pieces(self, connection: PeerConnection, body: bytes) -> bytes:
+        """Write a large body event in pieces, each when the one before it was taken; returns what is left: nothing."""
+        for piece in pieces(body):
+            if connection.write_paused:
+                await connection.writable()
+            if self._connection is None or self._gone is not None:
+                break
+            self._write(connection, BODY, b"", piece)
+        return b""
 
     def _send_without_client(self, message: Message) -> None:
         if self._gone is None:
@@ -294,7 +304,7 @@ class ReceivedRequest:
                     f"Unexpected ASGI message '{message['type']}' sent, after response already completed."
                 )
             raise RuntimeError("a request that is not this worker's is not answered here")
-        if self._raises:
+        if self._send_raises:
             raise ClientGoneError("the client has left")
 
     def _send_start(self, connection: PeerConnection, message: Message) -> None:
@@ -308,64 +318,44 @@ class ReceivedRequest:
             self._trailers = bool(message.get("trailers", False))
             self._write(connection, *event_frame(message))
             return
-        self._start = (message, head)
+        self._start = head
         connection.loop.call_soon(self.flush)
-
-    async def _send_body(self, connection: PeerConnection, message: Message) -> None:
-        if not self._started:
-            raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{message['type']}'.")
-        body = message.get("body", b"")
-        if type(body) is not bytes:
-            body = bytes(memoryview(body))
-        more = message.get("more_body", False)
-        if len(body) > WHOLE_EVENT_BYTES:
-            for piece in pieces(body):
-                self._write(connection, BODY, b"", piece)
-                if connection.write_paused:
-                    await connection.writable()
-                if self._connection is None or self._gone is not None:
-                    self._send_without_client(message)
-                    return
-            body = b""
-            if more:
-                return
-        if more or self._trailers:
-            self._write(connection, BODY if more else LAST, b"", body)
-            return
-        if self._start is not None:
-            _, head = self._start
-            connection.write(WHOLE | self._flag, head, body)
-            self._start = None
-            self._flag = 0
-        else:
-            self._write(connection, LAST, b"", body)
-        self._let_go(connection)
 
     # --- the app ---
 
-    async def run(self, app: ASGIApp) -> None:
+    async def run(self, app: ASGIApp, scope: Scope, finished: Callable[[ReceivedRequest], None]) -> None:
         """Run the app, and tell the forwarder how it ended, unless its reply was complete."""
-        self.scope[HOP_SCOPE_KEY] = self
+        # The scope holds the request, so the request does not hold the scope: cycles would keep the collector busy.
+        scope[HOP_SCOPE_KEY] = self
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(scope, self.receive, self.send)
         except ClientGoneError:
             self._end(END)
         except Exception:
             logger.exception("the app raised in a forwarded request")
             self._end(RAISED)
         except BaseException:
-            connection = self._connection
-            if connection is not None:
-                connection.abort()
+            if self._connection is not None:
+                self._connection.abort()
             raise
         else:
-            self._end(END)
+            if self._connection is not None:
+                self._end(END)
+        finally:
+            finished(self)
 
     def _end(self, kind: int) -> None:
         connection = self._connection
         if connection is not None:
             self._write(connection, kind)
             self._let_go(connection)
+
+
+@functools.cache
+def _send_raises(spec_version: str) -> bool:
+    """Whether a server of that ASGI spec version raises from `send` after the client has left."""
+    major, minor = spec_version.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 4)
 
 
 def _size(event: Message) -> int:

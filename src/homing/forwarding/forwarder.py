@@ -64,8 +64,8 @@ class Forwarder:
 
     Args:
         socket_dir: Where the workers' private sockets are (`homing.rundir.worker_socket_path`).
-        owner_timeout_seconds: How long an owner may take to say *mine* or *not mine*, to a tenth of it. There is no limit after
-            that answer: the app may take as long as with one worker.
+        owner_timeout_seconds: How long an owner may take to say *mine* or *not mine*, to a tenth of it. There is no
+            limit after that answer: the app may take as long as with one worker.
         idle_seconds: How long an unused connection is kept. Less than the receiver's, so that this end lets go first.
     """
 
@@ -148,9 +148,9 @@ class Forwarder:
             if connection is None:
                 connection = await self._open(pool)
             while True:
-                relay = Relay(connection, self._owner_timeout, self._tasks, scope, receive, send)
+                relay = Relay(connection, self._tasks, scope)
                 try:
-                    mine = await relay.run(reason, note)
+                    mine = await relay.run(self._owner_timeout, reason, note, receive, send)
                 except UndeliveredError as lost:
                     # A connection that went while it was idle says nothing about its owner; a new one does.
                     await receive.rewind_after(relay.stopped())

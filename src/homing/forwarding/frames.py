@@ -86,17 +86,30 @@ class NotCarriedError(HomingError, TypeError):
     """A value that cannot cross to another worker; raised at the app's `send`, before anything of the event is sent."""
 
 
-class Request(msgspec.Struct, array_like=True, frozen=True):
-    """The head of the first frame of a request. `request_head` writes it, the owner reads it."""
+class Request(msgspec.Struct, array_like=True):
+    """The head of the first frame of a request; `request_head` writes it, `request_scope` makes the app's scope of it.
+
+    What every HTTP scope has lies at a fixed place, which is quicker than by name. `rest` holds all other keys, and for
+    other scopes all of them but the headers and the two addresses.
+    """
 
     reason: int
     note: tuple[Any, ...]
-    scope: dict[str, Any]
+    body: int
+    early: tuple[int, ...]
     headers: list[tuple[bytes, bytes]]
     client: tuple[Any, ...] | None
     server: tuple[Any, ...] | None
-    body: int
-    early: tuple[int, ...]
+    rest: dict[str, Any] | None
+    asgi: dict[str, Any] | None = None
+    http_version: Any = None
+    method: Any = None
+    scheme: Any = None
+    path: Any = None
+    raw_path: Any = None
+    query_string: Any = None
+    root_path: Any = None
+    head_length: int | None = None
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
@@ -215,23 +228,15 @@ def check_payload(payload: bytes, what: str) -> None:
 
 _TYPED: Final = frozenset({"headers", "client", "server"})
 _LEFT_OUT: Final = frozenset({"state", "app", "extensions", *_TYPED})
+_HEAD_LENGTH: Final = "homing.head_length"
+"""Of our own keys the one that crosses: a receiving router that looks for the session again must skip trailers too."""
+
 _USUAL: Final = frozenset(
-    {
-        "type",
-        "asgi",
-        "http_version",
-        "method",
-        "scheme",
-        "path",
-        "raw_path",
-        "query_string",
-        "root_path",
-        "subprotocols",
-    }
-    | _LEFT_OUT
-    | {"homing.head_length"}
+    {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "state"}
+    | {_HEAD_LENGTH, "homing.abort", "homing.hop", "homing.session_id", "homing.acquire_session"}
+    | _TYPED
 )
-_OURS_THAT_CROSS: Final = frozenset({"homing.head_length"})
+"""A scope with no other keys takes the quick way."""
 
 _NOT_CROSSING_EXTENSIONS: Final = frozenset(
     {"http.response.zerocopysend", "http.response.debug", "http.response.template"}
@@ -262,37 +267,58 @@ def request_head(reason: int, note: tuple[object, ...], scope: Scope, body: int,
     Raises:
         NotCarriedError: the note, or a key that ASGI gives every scope, cannot cross.
     """
-    headers, client, server = scope["headers"], scope.get("client"), scope.get("server")
-    if _USUAL.issuperset(scope):
-        usual = {key: value for key, value in scope.items() if key not in _LEFT_OUT}
-        if scope.get("extensions") is not None:
-            usual["extensions"] = crossable_extensions(scope)
+    if _USUAL.issuperset(scope) and scope["type"] == "http":
         try:
-            head = _encode((reason, note, usual, headers, client, server, body, early))
-        except (UnicodeEncodeError, TypeError):
-            pass  # a lone surrogate in the path or in a session ID, or a note that holds tuples: the long way
+            head = _encode(
+                (
+                    reason,
+                    note,
+                    body,
+                    early,
+                    scope["headers"],
+                    scope["client"],
+                    scope["server"],
+                    None,
+                    scope["asgi"],
+                    scope["http_version"],
+                    scope["method"],
+                    scope["scheme"],
+                    scope["path"],
+                    scope["raw_path"],
+                    scope["query_string"],
+                    scope["root_path"],
+                    scope.get(_HEAD_LENGTH),
+                )
+            )
+        except (UnicodeEncodeError, KeyError, TypeError):
+            pass  # a lone surrogate in the path or in a session ID, a key that is optional: the long way
         else:
             if len(head) <= MAX_HEAD_BYTES:
                 return head
-    unusual: dict[str, object] = {}
+    return _unusual_head(reason, note, scope, body, early)
+
+
+def _unusual_head(reason: int, note: tuple[object, ...], scope: Scope, body: int, early: tuple[int, ...]) -> bytes:
+    rest: dict[str, object] = {}
     for key, value in scope.items():
-        if key in _LEFT_OUT or (key.startswith("homing.") and key not in _OURS_THAT_CROSS):
+        if key in _LEFT_OUT or (key.startswith("homing.") and key != _HEAD_LENGTH):
             continue
         if key in _USUAL or _crosses(value):
-            unusual[key] = value
-    if scope.get("extensions") is not None:
-        unusual["extensions"] = crossable_extensions(scope)
+            rest[key] = value
+    if "extensions" in scope:
+        rest["extensions"] = crossable_extensions(scope)
+    client, server = scope.get("client"), scope.get("server")
     try:
         head = _encode(
             (
                 reason,
                 [_carried(item) for item in note],
-                _carried(unusual),
-                [(bytes(name), bytes(value)) for name, value in headers],
-                None if client is None else [_carried(item) for item in client],
-                None if server is None else [_carried(item) for item in server],
                 body,
                 early,
+                [(bytes(name), bytes(value)) for name, value in scope["headers"]],
+                None if client is None else [_carried(item) for item in client],
+                None if server is None else [_carried(item) for item in server],
+                _carried(rest),
             )
         )
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
@@ -312,17 +338,32 @@ def read_request(head: bytes) -> Request:
         request = _decode_request(head)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedFrameError(f"the head of a request cannot be read: {error}") from error
-    if request.scope.get("type") not in ("http", "websocket"):
+    if request.asgi is None and (request.rest is None or request.rest.get("type") not in ("http", "websocket")):
         raise MalformedFrameError("the scope of a request is of no known type")
     return request
 
 
 def request_scope(request: Request) -> Scope:
     """The scope as the worker that accepted the request has it, less what cannot cross."""
-    scope = request.scope
-    scope["headers"] = request.headers
-    scope["client"] = request.client
-    scope["server"] = request.server
+    if request.asgi is None:
+        rest = request.rest or {}
+        return rest | {"headers": request.headers, "client": request.client, "server": request.server}
+    scope: Scope = {
+        "type": "http",
+        "asgi": request.asgi,
+        "http_version": request.http_version,
+        "server": request.server,
+        "client": request.client,
+        "scheme": request.scheme,
+        "root_path": request.root_path,
+        "headers": request.headers,
+        "method": request.method,
+        "path": request.path,
+        "raw_path": request.raw_path,
+        "query_string": request.query_string,
+    }
+    if request.head_length is not None:
+        scope[_HEAD_LENGTH] = request.head_length
     return scope
 
 

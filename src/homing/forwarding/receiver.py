@@ -33,9 +33,10 @@ from homing.forwarding.frames import (
     decode_value,
     encode_value,
     read_request,
+    request_scope,
 )
 from homing.forwarding.stream import FrameStream
-from homing.types import ASGIApp
+from homing.types import ASGIApp, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,10 @@ class PeerConnection(FrameStream):
             if self.busy:
                 raise MalformedFrameError("a request came before the one before it was done with")
             self.busy = True
-            self._request = request = ReceivedRequest(self, read_request(head), payload)
-            self.receiver.start(request)
+            contents = read_request(head)
+            scope = request_scope(contents)
+            self._request = request = ReceivedRequest(self, contents, scope, payload)
+            self.receiver.start(request, scope)
         elif kind == ASK:
             if self.busy:
                 raise MalformedFrameError("a question came before a request was done with")
@@ -147,6 +150,7 @@ class Receiver:
         self._state = state
         self._on_ask = on_ask
         self._idle_seconds = idle_seconds
+        self._requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._nothing_in_flight: asyncio.Event | None = None
         self._unflushed: list[ReceivedRequest] = []
@@ -160,18 +164,18 @@ class Receiver:
     @property
     def in_flight(self) -> int:
         """Requests whose app call has not returned, and questions not answered yet."""
-        return len(self._tasks)
+        return len(self._requests) + len(self._tasks)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is in flight; False if that takes more than `timeout_seconds`. New requests are taken."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                while self._tasks:
+                while self.in_flight:
                     self._nothing_in_flight = self._nothing_in_flight or asyncio.Event()
                     self._nothing_in_flight.clear()
                     await self._nothing_in_flight.wait()
         except TimeoutError:
-            return not self._tasks
+            return not self.in_flight
         return True
 
     async def aclose(self) -> None:
@@ -183,11 +187,12 @@ class Receiver:
         self._accepting.cancel()
         await asyncio.wait({self._accepting})
         self.listener.close()
-        tasks = list(self._tasks)
+        tasks = [*self._requests.values(), *self._tasks]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._requests.clear()
         for connection in list(self.connections):
             connection.abort()
 
@@ -227,12 +232,18 @@ class Receiver:
 
     # --- requests ---
 
-    def start(self, request: ReceivedRequest) -> None:
+    def start(self, request: ReceivedRequest, scope: Scope) -> None:
         self.counters.received += 1
         state = self._state()
         if state is not None:
-            request.scope["state"] = state.copy()
-        self._own(self.loop.create_task(request.run(self._app)))
+            scope["state"] = state.copy()
+        # The request itself takes its task off: a callback on each task would cost as much as the look-up of its owner.
+        self._requests[request] = self.loop.create_task(request.run(self._app, scope, self._request_ended))
+
+    def _request_ended(self, request: ReceivedRequest) -> None:
+        self._requests.pop(request, None)
+        if self._nothing_in_flight is not None and not self.in_flight:
+            self._nothing_in_flight.set()
 
     def _own(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -240,10 +251,10 @@ class Receiver:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not self._tasks and self._nothing_in_flight is not None:
+        if self._nothing_in_flight is not None and not self.in_flight:
             self._nothing_in_flight.set()
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a forwarded request ended badly", exc_info=task.exception())
+            logger.error("a worker's question was not answered", exc_info=task.exception())
 
     def flush_later(self, request: ReceivedRequest) -> None:
         """Write the request's *mine* soon, should no reply have taken it along by then. One timer for all requests."""

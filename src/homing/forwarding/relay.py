@@ -94,66 +94,42 @@ class Relay:
     the request, is dropped.
     """
 
-    __slots__ = (
-        "_body",
-        "_client_gone",
-        "_connection",
-        "_early_bytes",
-        "_failure",
-        "_mine",
-        "_open",
-        "_pending",
-        "_pump",
-        "_receive",
-        "_scope",
-        "_send",
-        "_started",
-        "_tasks",
-        "_timeout",
-        "_unblocked",
-        "_undelivered",
-    )
+    # What is mostly so stands on the class: a request sets only what is otherwise.
+    _mine = False
+    _undelivered = True
+    _started = False
+    _open = False
+    """A WebSocket that was accepted and not closed."""
+    _client_gone = False
+    _pump: asyncio.Task[None] | None = None
+    _failure: Exception | None = None
+    _pending: deque[Frame] | None = None
+    """What was taken before *mine* and did not go with the first frame."""
+    _early_bytes = 0
+    _unblocked: asyncio.Future[None] | None = None
 
-    def __init__(
-        self,
-        connection: OwnerConnection,
-        timeout_seconds: float,
-        tasks: set[asyncio.Task[None]],
-        scope: Scope,
-        receive: Replayable,
-        send: Send,
-    ) -> None:
+    def __init__(self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope) -> None:
         self._connection = connection
-        self._timeout = timeout_seconds
         self._tasks = tasks
         self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._body = body_of(scope)
-        self._mine = False
-        self._undelivered = True
-        self._started = False
-        self._open = False
-        """A WebSocket that was accepted and not closed."""
-        self._client_gone = False
-        self._pump: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
-        self._pending: deque[Frame] = deque()
-        self._early_bytes = 0
-        self._unblocked: asyncio.Future[None] | None = None
 
-    async def run(self, reason: Reason, note: tuple[object, ...]) -> bool:
+    async def run(
+        self, timeout_seconds: float, reason: Reason, note: tuple[object, ...], receive: Replayable, send: Send
+    ) -> bool:
         """Send the request and relay its reply; False for *not mine*. Raises as `forward`, and UndeliveredError."""
         connection = self._connection
         connection.exchange = self
+        self._receive = receive
+        self._send = send
+        self._body = body_of(self._scope)
         finished = False
         try:
             if self._body != BODY_OPEN:
-                self._send_head(reason, note)
+                self._send_head(timeout_seconds, reason, note)
             else:
                 # The pump takes what is there at once; then the head goes, whether or not that was anything.
                 self._start_pump()
-                connection.pool.loop.call_soon(self._send_head_soon, reason, note)
+                connection.pool.loop.call_soon(self._send_head_soon, timeout_seconds, reason, note)
             while True:
                 frame = await connection.next_frame()
                 if self._failure is not None:
@@ -168,9 +144,11 @@ class Relay:
                     finished = True
                     self._finish()
                     self._started = True
-                    if not self._client_gone:
-                        await self._relay(start)
-                        await self._relay({"type": "http.response.body", "body": payload, "more_body": False})
+                    try:
+                        await send(start)
+                        await send({"type": "http.response.body", "body": payload, "more_body": False})
+                    except OSError:
+                        pass  # the client has left, and nobody is to be told
                     return True
                 if kind == START:
                     self._started = True
@@ -244,12 +222,12 @@ class Relay:
 
     # --- to the owner ---
 
-    def _send_head(self, reason: Reason, note: tuple[object, ...]) -> None:
+    def _send_head(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         connection = self._connection
         early: list[int] = []
         payload = b""
         body = self._body
-        if self._pending:
+        if self._pending is not None:
             taken: list[bytes] = []
             while self._pending and body == BODY_OPEN:
                 kind, _, part = self._pending[0]
@@ -262,14 +240,14 @@ class Relay:
                     body = BODY_WHOLE
             payload = b"".join(taken)
         head = request_head(int(reason), note, self._scope, body, tuple(early))
-        connection.answer_by = connection.pool.loop.time() + self._timeout
+        connection.answer_by = connection.pool.loop.time() + timeout_seconds
         # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
         self._undelivered = connection.lost or connection.transport.is_closing()
         connection.write(REQUEST, head, payload)
 
-    def _send_head_soon(self, reason: Reason, note: tuple[object, ...]) -> None:
+    def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:
-            self._send_head(reason, note)
+            self._send_head(timeout_seconds, reason, note)
         except Exception as error:
             self._fail(error)
 
@@ -283,8 +261,10 @@ class Relay:
             return
         self._mine = True
         self._receive.release()
-        while self._pending:
-            self._connection.write(*self._pending.popleft())
+        if self._pending is not None:
+            for frame in self._pending:
+                self._connection.write(*frame)
+            self._pending = None
         if self._unblocked is not None and not self._unblocked.done():
             self._unblocked.set_result(None)
         if self._scope["type"] == "websocket":
@@ -340,11 +320,13 @@ class Relay:
 
     async def _put(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
         connection = self._connection
-        if self._mine and not self._pending:
+        if self._mine:
             connection.write(kind, head, payload)
             if connection.write_paused:
                 await connection.writable()
             return
+        if self._pending is None:
+            self._pending = deque()
         self._pending.append((kind, head, payload))
         self._early_bytes += len(payload)
         if self._early_bytes >= EARLY_BODY_BYTES:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Final, cast
 
-from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError, frame
+from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError
 
 logger = logging.getLogger(__name__)
 
@@ -115,15 +115,15 @@ class FrameStream(asyncio.Protocol):
 
     def write(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
         """Write one frame. Nothing happens if the connection is lost: who must know looks at `lost`."""
-        transport = self.transport
-        if self.lost or transport.is_closing():
+        if self.lost or self.transport.is_closing():
             return
-        if len(payload) <= _JOINED_BYTES:
-            transport.write(frame(kind, head, payload))
+        size = len(payload)
+        prefix = (kind | len(head) << 8 | size << 32).to_bytes(PREFIX_BYTES, "little")
+        if size <= _JOINED_BYTES:
+            self.transport.write(b"".join((prefix, head, payload)))
         else:
-            prefix = (kind | len(head) << 8 | len(payload) << 32).to_bytes(PREFIX_BYTES, "little")
-            transport.write(prefix + head)
-            transport.write(payload)
+            self.transport.write(prefix + head)
+            self.transport.write(payload)
 
     async def writable(self) -> None:
         """Wait until the other end has taken enough of what was written, or the connection is lost."""

@@ -34,8 +34,16 @@ def fits(text: str) -> bool:
     """Whether a text is no longer than a session ID may be."""
     length = len(text)
     return length * 4 <= MAX_SESSION_ID_BYTES or (
-        length <= MAX_SESSION_ID_BYTES and len(key_bytes(text)) <= MAX_SESSION_ID_BYTES
+        length <= MAX_SESSION_ID_BYTES and _byte_length(text) <= MAX_SESSION_ID_BYTES
     )
+
+
+def _byte_length(text: str) -> int:
+    try:
+        # A header's byte that is no UTF-8 is one byte, although the text that stands for it takes more.
+        return len(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return len(key_bytes(text))
 
 
 def header_text(value: bytes) -> str:

@@ -32,13 +32,14 @@ from homing.identity.documents import field_text
 from homing.identity.ids import head_headers, header_text, session_id
 from homing.identity.sources import Headers
 from homing.identity.token import mcp_token_session_id
-from homing.routes import ROLLOUT_PREFIX, Route, Routes, path_below_root, request_method
+from homing.routes import ROLLOUT_PATH_PREFIX, ROLLOUT_PREFIX, Route, Routes, path_below_root, request_method
 from homing.types import Receive, Scope, SessionId, WorkerId
 
 SESSION_OWNER_HEADER: Final = "x-ng-session-owner"
 """The request header by which a request without a session names the worker it belongs to: its worker ID, once."""
 
 _OWNER_HEADER: Final = SESSION_OWNER_HEADER.encode()
+_PREFIXED: Final = f"/{ROLLOUT_PATH_PREFIX}/"
 _WORKER_ID: Final = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -151,6 +152,9 @@ class KindIdentity:
         self._mcp = Routes.parse(
             () if mcp_token_header is None else {mcp_path, mcp_path.rstrip("/") + "/"}, rollout_prefix=True
         )
+        declared = [self._seeds, self._closes, self._starts, self._ends, self._mcp]
+        self._declared: Final = frozenset(route.template for routes in declared for route in routes.routes)
+        self._has_templates: Final = any("{" in template for template in self._declared)
         self._token_header = None if mcp_token_header is None else mcp_token_header.lower().encode("ascii")
         self._token_serializer = mcp_token_serializer
         self._close_follows = None if close_follows_header is None else close_follows_header.lower().encode("latin-1")
@@ -167,11 +171,15 @@ class KindIdentity:
             BadOwnerHeaderError: `x-ng-session-owner` counts, and is no worker ID, or occurs twice.
         """
         path = path_below_root(scope)
+        if self._is_ordinary(path):
+            headers = head_headers(scope)
+            named, mints = self._in_head(False, headers)
+            return self._named(path, headers, named, mints=mints, start=False, end=False)
         seed, close = self._seeds.matches(None, path), self._closes.matches(None, path)
         if (seed or close) and scope["type"] == "http" and has_body(scope):
             return None
         headers = head_headers(scope)
-        named, mints = self._in_head(path, headers)
+        named, mints = self._in_head(self._mcp.matches(None, path), headers)
         start, end = self._start_and_end(scope, path, seed, close)
         return self._named(path, headers, named, mints=mints, start=start, end=end)
 
@@ -187,7 +195,7 @@ class KindIdentity:
             UnavailableError: 503, too much is being read at once.
         """
         path, headers = path_below_root(scope), head_headers(scope)
-        in_head, mints = self._in_head(path, headers)
+        in_head, mints = self._in_head(self._mcp.matches(None, path), headers)
         body = await self._body.read(scope, receive)
         if not body.complete:
             return self._named(path, headers, in_head, mints=False, start=False, end=False), body.receive
@@ -211,9 +219,17 @@ class KindIdentity:
     def __repr__(self) -> str:
         return f"<KindIdentity {self.kind.cookie_key}>"
 
-    def _in_head(self, path: str, headers: Headers) -> tuple[SessionId | None, bool]:
+    def _is_ordinary(self, path: str) -> bool:
+        """Whether the path is surely on none of the declared routes, as most are: a fast answer for every request."""
+        return (
+            path not in self._declared
+            and not self._has_templates
+            and not path.startswith(_PREFIXED)
+            and path[-1:] != "\n"
+        )
+
+    def _in_head(self, on_mcp: bool, headers: Headers) -> tuple[SessionId | None, bool]:
         """The session that cookie or token name, and whether the router may mint one if they name none."""
-        on_mcp = bool(self._mcp) and self._mcp.matches(None, path)
         if not on_mcp:
             in_cookie = session_id(self._cookie.read(headers))
             if in_cookie is not None:
@@ -235,8 +251,8 @@ class KindIdentity:
     def _start_and_end(self, scope: Scope, path: str, seed: bool, close: bool) -> tuple[bool, bool]:
         method = request_method(scope)
         return (
-            seed or bool(self._starts and self._starts.matches(method, path)),
-            close or bool(self._ends and self._ends.matches(method, path) and not self._close_is_to_follow(scope)),
+            seed or self._starts.matches(method, path),
+            close or (self._ends.matches(method, path) and not self._close_is_to_follow(scope)),
         )
 
     def _close_is_to_follow(self, scope: Scope) -> bool:

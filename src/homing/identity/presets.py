@@ -18,9 +18,9 @@ from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from homing.clock import Clock
-from homing.errors import BadRequestError, ConfigurationError
+from homing.errors import ConfigurationError
 from homing.identity.events import Event
-from homing.identity.sources import Headers, HeaderSource, HeadReader, Source, query_value
+from homing.identity.sources import Headers, HeaderSource, HeadReader, Source, query_values
 from homing.types import Scope
 
 GoneReply: TypeAlias = Callable[[Scope], tuple[int, list[tuple[bytes, bytes]], bytes]]
@@ -69,7 +69,8 @@ class McpMessagesSource(Source):
     """The session of MCP's older SSE transport: `session_id` in the query of a POST, a UUID.
 
     Only of a POST, and only if it is a UUID: other requests of an app that also serves MCP may use a parameter of that
-    name for themselves. The server reads it as a UUID, so every spelling of one names one session.
+    name for themselves. The server reads it as a UUID, so every spelling of one names one session; of two parameters it
+    takes the later.
     """
 
     name: str = "session_id"
@@ -85,8 +86,7 @@ class McpMessagesSource(Source):
             query: bytes = scope.get("query_string", b"")
             if name_bytes not in query or scope.get("method") != "POST":
                 return None
-            found = query_value(name, query)
-            return None if found is None else _uuid_hex(found)
+            return _last_uuid(name, query)
 
         return read
 
@@ -95,11 +95,11 @@ class McpMessagesSource(Source):
             if event.kind != "endpoint":
                 return
             try:
-                found = query_value(self.name, urlsplit(event.data).query)
-            except (ValueError, BadRequestError):
+                query = urlsplit(event.data).query
+            except ValueError:
                 return
-            if found is not None and (hexadecimal := _uuid_hex(found)) is not None:
-                yield hexadecimal
+            if (found := _last_uuid(self.name, query)) is not None:
+                yield found
 
         return read
 
@@ -132,9 +132,10 @@ def preset(name: str) -> Preset:
         raise ConfigurationError(f"preset {name!r}: no such preset: write one of: {known}") from None
 
 
-def _uuid_hex(text: str) -> str | None:
+def _last_uuid(name: str, query: bytes) -> str | None:
+    values = query_values(name, query)
     try:
-        return uuid.UUID(hex=text).hex
+        return uuid.UUID(hex=values[-1]).hex if values else None
     except ValueError:
         return None
 

@@ -31,7 +31,7 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 HeadReader: TypeAlias = Callable[[Scope, Headers], str | None]
 """Reads a request's head: its scope, and those of its headers that came with the head."""
 
-HeadersReader: TypeAlias = Callable[[Headers], Iterator[str]]
+HeadersReader: TypeAlias = Callable[[Headers], Sequence[str]]
 """Reads the headers of a reply, or of an accepted WebSocket."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -132,12 +132,12 @@ class HeaderSource(Source):
     def headers_reader(self, clock: Clock) -> HeadersReader:
         name = self.name.encode("ascii")
 
-        def read(headers: Headers) -> Iterator[str]:
+        def read(headers: Headers) -> Sequence[str]:
             for key, value in headers:
                 # An app may give its reply's header names in any case; a server lowers a request's only.
                 if key == name or key.lower() == name:
-                    yield header_text(value.strip(b" \t"))
-                    return
+                    return (header_text(value.strip(b" \t")),)
+            return ()
 
         return read
 
@@ -164,9 +164,8 @@ class CookieSource(Source):
         return read
 
     def headers_reader(self, clock: Clock) -> HeadersReader:
-        def read(headers: Headers) -> Iterator[str]:
-            for value in cookies_set(self.name, headers, clock):
-                yield cookie_text(value)
+        def read(headers: Headers) -> Sequence[str]:
+            return [cookie_text(value) for value in cookies_set(self.name, headers, clock)]
 
         return read
 
@@ -194,11 +193,9 @@ class SignedCookieSource(Source):
     def headers_reader(self, clock: Clock) -> HeadersReader:
         reader = self._reader(clock)
 
-        def read(headers: Headers) -> Iterator[str]:
-            for value in cookies_set(self.name, headers, clock):
-                found = reader.session_id(value)
-                if found is not None:
-                    yield found
+        def read(headers: Headers) -> Sequence[str]:
+            found = map(reader.session_id, cookies_set(self.name, headers, clock))
+            return [session for session in found if session is not None]
 
         return read
 
@@ -304,10 +301,15 @@ def query_value(name: str, query: bytes) -> str | None:
     Raises:
         BadRequestError: it has two different values, of which an app may take either.
     """
-    values = {value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name}
-    if len(values) > 1:
+    values = query_values(name, query)
+    if len(set(values)) > 1:
         raise BadRequestError("the query names its session twice, and differently")
-    return next(iter(values), None)
+    return values[0] if values else None
+
+
+def query_values(name: str, query: bytes) -> list[str]:
+    """Every value of one parameter of a query string, in order, decoded as Starlette decodes them."""
+    return [value for key, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if key == name]
 
 
 # --- as users write them ---
@@ -386,7 +388,10 @@ def path(template: str) -> Source:
     """
     if "{session}" not in template:
         raise ConfigurationError(f"source 'path:{template}': it has no {{session}}: write 'path:/sessions/{{session}}'")
-    template_pattern(template)
+    try:
+        template_pattern(template)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"source 'path:{template}': {error}") from None
     return PathSource(template)
 
 
@@ -447,6 +452,8 @@ def parse_source(spec: str, *, secret: str | None = None) -> Source:
         return body(field, route)
     if kind == "mcp-handle":
         name, at, route = rest.partition("@")
+        if not name:
+            raise ConfigurationError(f"source {spec!r}: write 'mcp-handle:NAME' or 'mcp-handle:NAME@/mcp'")
         return mcp_handle(name, route) if at else mcp_handle(name)
     raise ConfigurationError(
         f"source {spec!r}: no such kind: write header:NAME, cookie:NAME, signed-cookie:NAME:KEY, query:NAME, "

@@ -76,7 +76,7 @@ class Deadlines(Generic[_StateT]):
             self._tidy()
 
     def pop_due(self) -> list[Kept[_StateT]]:
-        """Remove and return the records whose time has come, the earliest first."""
+        """Remove and return the records whose time has come, in no order."""
         now = self._now()
         due: list[Kept[_StateT]] = []
         while self._heap and self._heap[0][0] <= now:
@@ -171,6 +171,7 @@ class IdleLifetimes:
         self._seconds = {_State.OPEN: idle_seconds, _State.ENDED: window_seconds}
         self._starts = starts
         self._ends = ends
+        self._turns = bool(starts or ends)
         self._used_reopens = used_reopens
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
@@ -184,7 +185,7 @@ class IdleLifetimes:
         if scope.get(ENDED_SCOPE_KEY):
             self._keep(session_id, _State.ENDED)
             return
-        if succeeded(scope, status):
+        if self._turns and succeeded(scope, status):
             if self._starts.match(scope):
                 self._keep(session_id, _State.OPEN)
                 return

@@ -29,9 +29,9 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing, named_from
+from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -142,6 +142,8 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        undecided = hop
+        cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
@@ -149,26 +151,36 @@ class SessionRoutingMiddleware:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
+                if hop.reason is Reason.SCATTERED:
+                    # As if a client had sent it here: this worker's to answer, wherever it is then served.
+                    hop.mine()
+                    undecided = None
             request: RoutedRequest | None
-            if self.worker is None:
+            worker = self.worker
+            if worker is None:
                 request = self._alone(named, scope)
             else:
-                routing = Routing(self.worker, self.policy, named, hop, scope, receive, send)
-                request = await routing.route()
-                receive = routing.receive
+                request = None if self.policy.scatter else enter_here(worker, named)
+                if request is None:
+                    routing = Routing(worker, self.policy, named, hop, scope, receive, send)
+                    request = await routing.route()
+                    receive = routing.receive
         except ReplyError as error:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
-            if await abort(scope):
-                return
-            raise
+            if kind == "websocket":
+                return  # closed with 1011 by the forwarder
+            if cut is None:
+                raise
+            await abort(cut)
+            return
         if request is not None:
-            if hop is not None:
-                hop.mine()
-            await self._serve(request, scope, receive, send)
+            if undecided is not None:
+                undecided.mine()
+            await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
         if self.routes:
@@ -179,12 +191,12 @@ class SessionRoutingMiddleware:
         session_id = named.session_id
         if session_id is None and named.mints:
             session_id = new_session_id()
-        return RoutedRequest(None, named, session_id, scope)
+        return RoutedRequest(None, named, session_id)
 
-    async def _serve(self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
+    ) -> None:
         """Run the handler, let its reply pass, and record what became of the session."""
-        cut = scope.get(ABORT_SCOPE_KEY)
-        scope.pop(ABORT_SCOPE_KEY, None)
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
         scope[REQUEST_SCOPE_KEY] = request
@@ -203,15 +215,14 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            request.leave(scope, failed=failed)
         if request.unrecorded is not None:
-            if watch.begun:
-                if cut is not None:
-                    cut()
-                else:
-                    raise ReplyCutError("the reply made a session known that could not be recorded")
-            else:
+            if not watch.begun:
                 await answer(request.unrecorded, scope, send)
+            elif cut is None:
+                raise ReplyCutError("the reply made a session known that could not be recorded")
+            else:
+                await abort(cut)
 
 
 class ReplyWatch:
@@ -236,7 +247,7 @@ class ReplyWatch:
         request = self._request
         if request.unrecorded is not None:
             raise request.unrecorded
-        if self._learner is None:
+        if self._learner is None or self._learner.done:
             self._note(message)
             await self._send(message)
             return
@@ -269,17 +280,13 @@ class ReplyWatch:
             self._request.status = message["status"]
 
 
-async def abort(scope: Scope) -> bool:
-    """Abort the client's connection, so that a cut reply cannot look complete; False where the server has no way to.
+async def abort(cut: Callable[[], None]) -> None:
+    """Abort the client's connection, so that a cut reply cannot look complete.
 
-    A server that is told of an error closes the connection, which shows a cut in a reply with a length or in chunks; only
-    a reply that ends with its connection (HTTP/1.0) needs more, and only `homing run`'s protocol class offers it.
+    Only `homing run`'s protocol class offers this. Another server is told of an error, and closes the connection, which
+    shows a cut in a reply with a length or in chunks.
     """
-    cut = scope.get(ABORT_SCOPE_KEY)
-    if cut is None:
-        return False
     cut()
     # The server hears of it in the loop's next turns, and then takes the missing rest for what it is.
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    return True

@@ -44,22 +44,18 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     users_own = explicit is not None and os.path.lexists(explicit)
     path = os.path.abspath(create_session_socket_dir(explicit))
-    lock = -1
-    try:
+    with contextlib.ExitStack() as stack:
+        if not users_own:
+            stack.callback(remove_run_directory, path)
         worker_socket_path(path, new_worker_id())
         lock = _lock(path)
+        stack.callback(os.close, lock)
         if users_own:
             _refuse_live_workers(path)
             _empty(path)
+            # Only what no other server uses is emptied, so not before here.
+            stack.callback(_empty, path)
         yield path
-    finally:
-        # Only what this server held is its own to remove.
-        if lock >= 0 or not users_own:
-            _empty(path)
-        if not users_own:
-            remove_run_directory(path)
-        if lock >= 0:
-            os.close(lock)
 
 
 def _lock(path: str) -> int:

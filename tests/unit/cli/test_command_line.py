@@ -70,7 +70,7 @@ def test_a_long_step_does_not_end_a_worker_by_default() -> None:
         (["run", "a:b", "--workers", "many"], "'many' is not a valid integer"),
         (["run", "a:b", "--workers", "0"], "0 workers cannot serve anything: use --workers 1 or more"),
         (["run", "a:b", "--workers", "-3"], "-3 workers cannot serve anything: use --workers 1 or more"),
-        (["run", "a:b", "--workers", "2", "--preset", "nonsense"], "unknown preset 'nonsense': use one of "),
+        (["run", "a:b", "--workers", "2", "--preset", "nonsense"], "preset 'nonsense': no such preset: write one of: "),
         (["run", "a:b", "--workers", "2", "--session", "nonsense"], "nonsense"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:"], "cookie:"),
         (["run", "a:b", "--workers", "2", "--session", "signed-cookie:session:sid"], "--secret-env"),
@@ -139,7 +139,7 @@ def test_an_installed_package_adds_a_command(
         EntryPoint("odd", f"{here}:outcome", "homing.commands"),
     ]
     monkeypatch.setitem(__import__("sys").modules, here, __import__("sys").modules[here])
-    monkeypatch.setattr("homing.cli.main.entry_points", lambda group: added if group == "homing.commands" else [])
+    monkeypatch.setattr("homing.cli.commands.entry_points", lambda group: added if group == "homing.commands" else [])
     assert outcome(capsys, "greet") == (0, "hello\n", "")
     code, _, err = outcome(capsys, "broken")
     assert (code, err.count("\n")) == (1, 1)

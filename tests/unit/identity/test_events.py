@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -15,7 +16,7 @@ streams = st.lists(st.tuples(lines, line_ends), max_size=20).map(lambda both: b"
 
 def cut(stream: bytes, at: list[int]) -> list[bytes]:
     places = sorted({place % (len(stream) + 1) for place in at} | {0, len(stream)})
-    return [stream[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [stream[a:b] for a, b in itertools.pairwise(places)]
 
 
 @given(streams, st.lists(st.integers(0, 1_000), max_size=12), st.sampled_from([1, 5, 10_000]))

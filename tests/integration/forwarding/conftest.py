@@ -1,0 +1,26 @@
+"""Each test runs on both event loops, and ends within its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[Any]], Any]:
+    """Runs a test's coroutine to its end, on a new loop."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+
+    def run(test: Awaitable[Any]) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(20):
+                return await test
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(bounded())
+
+    return run

@@ -1,0 +1,47 @@
+"""`homing demo`: two real servers, side by side."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from tests.support.running import HOMING, ROOT, environment
+
+SMALL = ("--workers", "2", "--sessions", "12", "--calls", "6")
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOMING, "demo", *SMALL, *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_every_call_to_homing_is_right_and_plain_workers_answer_with_wrong_data() -> None:
+    done = demo("--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    plain, routed = json.loads(done.stdout)
+    assert (plain["server"], routed["server"]) == ("uvicorn", "homing")
+    assert routed["calls"] == routed["right"] == 72
+    assert routed["wrong"] == routed["lost"] == 0
+    assert plain["calls"] == 72 == plain["right"] + plain["wrong"] + plain["lost"]
+    assert plain["wrong"] > 0
+    assert min(plain["requests_per_second"], routed["requests_per_second"]) > 0
+
+
+def test_without_a_terminal_the_table_is_plain_text() -> None:
+    done = demo()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "12 sessions × 6 calls, 2 workers" in done.stdout
+    for heading in ("calls", "right", "wrong data", "lost", "req/s"):
+        assert heading in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80

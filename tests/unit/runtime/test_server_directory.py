@@ -1,0 +1,64 @@
+"""One server, one run directory: made, held, refused to others, and removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from homing.errors import RunDirectoryError
+from homing.rundir import RunDirectory, new_worker_id
+from homing.runtime.server_directory import SERVER_LOCK, open_server_directory
+
+
+def test_a_new_directory_is_ours_alone_and_removed_with_all_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOMING_SESSION_SOCKET_DIR", raising=False)
+    with open_server_directory(None) as path:
+        assert os.stat(path).st_mode & 0o777 == 0o700
+        (Path(path) / "session-owners").mkdir()
+        (Path(path) / "session-owners" / "record").symlink_to("nowhere")
+    assert not os.path.lexists(path)
+
+
+def test_it_is_removed_though_the_server_failed(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), open_server_directory(str(tmp_path / "run")):
+        raise ZeroDivisionError
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_server_is_refused_and_takes_nothing_away(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    with open_server_directory(path):
+        kept = Path(path) / f"{new_worker_id()}.sock"
+        kept.touch()
+        with pytest.raises(RunDirectoryError, match="is in use by another server"), open_server_directory(path):
+            pass
+        assert kept.exists()
+
+
+def test_workers_that_outlived_their_server_are_not_joined(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with RunDirectory.open(str(tmp_path)) as directory:
+        worker = new_worker_id()
+        life = directory.hold_life(worker)
+        with (
+            pytest.raises(RunDirectoryError, match="is in use by 1 running workers"),
+            open_server_directory(str(tmp_path)),
+        ):
+            pass
+        assert directory.live_workers() == [worker]
+        life.close()
+    with open_server_directory(str(tmp_path)):
+        assert {entry.name for entry in tmp_path.iterdir()} == {SERVER_LOCK}
+
+
+def test_what_a_crashed_server_left_in_a_users_own_directory_is_not_believed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "session-owners").mkdir()
+    (tmp_path / "session-owners" / "old").symlink_to("record")
+    (tmp_path / f"{new_worker_id()}.life").touch()
+    (tmp_path / "users.own").touch()
+    with open_server_directory(str(tmp_path)):
+        assert {entry.name for entry in tmp_path.iterdir()} == {SERVER_LOCK, "users.own"}
+    assert (tmp_path / "users.own").exists()
