@@ -13,19 +13,19 @@ import os
 import re
 import resource
 import shutil
-import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.raw import CLOSE, Reply, WebSocketWire, Wire, connect
+from tests.support.raw import CLOSE, Reply, WebSocketWire, WireError, connect
 from tests.support.recorder import body, note, read_body, receive, respond, send, start, wait
-from tests.support.servers import ServerProcess, ServerError
 from tests.support.staged import CANARY, SESSION, Shared, Staged, asked, call, open_staged
 
-from homing.types import SESSION as SESSION_KIND, key_digest
+from homing.types import SESSION as SESSION_KIND
+from homing.types import key_digest
 
 PAUSED_TIMEOUT_SECONDS = 2
 
@@ -228,7 +228,9 @@ def plant(path: Path, what: str) -> None:
         case "too long":
             path.symlink_to("0" * 4000)
         case "upper case":
-            path.symlink_to(f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip().replace('-', '')}.{'A' * 32}")
+            path.symlink_to(
+                f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip().replace('-', '')}.{'A' * 32}"
+            )
         case "a file":
             path.write_bytes(b"x" * 100)
         case "a directory":
@@ -237,9 +239,7 @@ def plant(path: Path, what: str) -> None:
             os.mkfifo(path)
 
 
-@pytest.mark.parametrize(
-    "what", ["no worker", "a path", "too long", "upper case", "a file", "a directory", "a fifo"]
-)
+@pytest.mark.parametrize("what", ["no worker", "a path", "too long", "upper case", "a file", "a directory", "a fifo"])
 def test_a_malformed_record_is_nobodys_guess(shared: Shared, killing: Staged, what: str) -> None:
     async def test() -> None:
         session = killing.new_session()
@@ -413,24 +413,192 @@ def test_a_full_backlog_is_503_and_neither_gone_nor_unknown(shared: Shared, paus
 def descriptors(pid: int, more: int) -> Iterator[None]:
     """The process may open so many descriptors more than it has, and no others."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + more, hard))
+    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    free = [number for number in range(max(taken) + more + 2) if number not in taken]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[more], hard))
     try:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_descriptors_the_answer_is_503_and_the_server_recovers_by_itself() -> None:
+def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_by_itself() -> None:
     async def test() -> None:
-        async with open_staged(*SESSION, "--log-level", "debug", workers=2) as server, server.wires() as wires:
+        async with (
+            open_staged(*SESSION, "--log-level", "debug", workers=2) as server,
+            server.wires() as wires,
+            contextlib.AsyncExitStack() as stack,
+        ):
             owner, front = wires
             session = await server.start_session(wires[owner])
             case = server.script(read_body(), *respond())
             with descriptors(front, 0):
-                fill(front)
                 refused(server, await call(wires[front], session, case), 503, "owner_busy")
+                with contextlib.suppress(WireError):
+                    # The front cannot accept, and must not spin or die of it.
+                    async with connect(server.server.address) as wire:
+                        await call(wire, None, timeout_seconds=0.3)
             assert (await call(wires[front], session, case)).status == 200
             assert len(server.stage.performances(case)) == 1
 
+            # Now the owner has room for one connection more. Whoever cannot be accepted waits, and is never told that
+            # the session is gone: its owner is alive.
+            slow = server.script(read_body(), wait("room"), *respond())
+            replies: list[asyncio.Task[Reply]] = []
+            fronts = [wires[front]]
+            while len(fronts) < 4:
+                wire = await stack.enter_async_context(connect(server.server.address))
+                if int((await call(wire)).body.split()[-1]) == front:
+                    fronts.append(wire)
+            with descriptors(owner, 1):
+                for wire in fronts:
+                    await wire.send(asked(session, slow))
+                    replies.append(asyncio.create_task(wire.reply(timeout_seconds=30)))
+                await server.server.log.until("cannot take a connection from another worker now")
+            for number in range(len(replies)):
+                performance = await server.stage.performance(slow, number)
+                performance.open("room")
+            assert [(await reply).status for reply in replies] == [200] * len(replies)
+
     asyncio.run(test())
+
+
+def test_a_removed_run_directory_is_503_for_every_session_and_the_server_still_stops() -> None:
+    async def test() -> None:
+        async with open_staged(*SESSION, "--log-level", "debug", workers=2, clean=True) as server:
+            async with server.wires() as wires:
+                owner, front = wires
+                session = await server.start_session(wires[owner])
+                case = server.script(read_body(), *respond())
+                learning = server.script(read_body(), *respond(headers=[(b"x-session", b"made by the app")]))
+                shutil.rmtree(server.run_directory)
+                for pid in (owner, front):
+                    for named in (session, server.new_session()):
+                        refused(server, await call(wires[pid], named, case), 503, "directory_unavailable")
+                    # The handler may run where the ID is only made there; the ID must not leave.
+                    refused(server, await call(wires[pid], None, learning), 500, "session_not_recorded")
+                    assert (await call(wires[pid])).status == 200
+                # Nor is another directory at the same path believed.
+                os.makedirs(server.run_directory / "session-owners", mode=0o700)
+                for pid in (owner, front):
+                    refused(server, await call(wires[pid], session, case), 503, "directory_unavailable")
+                    refused(server, await call(wires[pid], server.new_session(), case), 503, "directory_unavailable")
+            assert server.stage.performances(case) == []
+            assert await server.server.stop() == 0
+            assert not server.server.log.find("Traceback")
+
+    asyncio.run(test())
+
+
+LITTLE_ROOM = 40  # inodes: the run directory, its files, and a few records
+
+
+def test_without_room_for_a_record_the_answer_is_503_before_the_handler(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o mode=0700,nr_inodes={LITTLE_ROOM} tmpfs {tmp_path}"
+    namespace = ["unshare", "-Urm"]
+    if subprocess.run([*namespace, "sh", "-c", mount], check=False, capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here, even in a namespace of its own")
+
+    async def test() -> None:
+        wrap = [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh"]
+        options = (*SESSION, "--start", "POST /start", "--run-dir", f"{tmp_path}/run", "--log-level", "debug")
+        async with open_staged(*options, workers=2, wrap=wrap) as server, server.wires() as wires:
+            owner, front = wires
+            case = server.script(read_body(), *respond())
+            started: list[str] = []
+            while True:
+                session = server.new_session()
+                reply = await call(wires[owner], session, case, method="POST", path="/start", body=b"")
+                if reply.status != 200:
+                    break
+                started.append(session)
+            assert started
+            assert len(started) < LITTLE_ROOM
+            refused(server, reply, 503, "directory_unavailable")
+            refused(
+                server,
+                await call(wires[front], session, case, method="POST", path="/start"),
+                503,
+                "directory_unavailable",
+            )
+            made = server.script(read_body(), *respond(headers=[(b"x-session", server.new_session().encode())]))
+            refused(server, await call(wires[front], None, made), 500, "session_not_recorded")
+            assert len(server.stage.performances(case)) == len(started)
+            # Sessions that are there are served everywhere, and so is what has no session.
+            for wire in wires.values():
+                assert [(await call(wire, each)).status for each in started] == [200] * len(started)
+                assert (await call(wire)).status == 200
+            assert await server.server.stop() == 0
+            assert not server.server.log.find("Traceback")
+
+    asyncio.run(test())
+
+
+def test_a_declared_start_over_the_limit_is_refused_before_its_handler_and_nothing_else_is() -> None:
+    async def test() -> None:
+        limits = ("--max-sessions-per-worker", "2", "--start", "POST /start", "--end", "POST /end")
+        async with open_staged(*SESSION, *limits, "--log-level", "debug", workers=2) as server, server.wires() as wires:
+            owner, front = wires
+            case = server.script(read_body(), *respond())
+
+            async def post(pid: int, session: str, path: str = "/start") -> Reply:
+                return await call(wires[pid], session, case, method="POST", path=path, body=b"{}")
+
+            mine = [server.new_session(), server.new_session()]
+            assert [(await post(owner, each)).status for each in mine] == [200, 200]
+            refused(server, await post(owner, server.new_session()), 503, "session_limit")
+            assert len(server.stage.performances(case)) == 2
+            # The sessions there go on: requests, starts again, and closes, where they arrive and forwarded.
+            for pid in wires:
+                assert [(await post(pid, mine[0], path)).status for path in ("/step", "/start")] == [200, 200]
+            # The other worker has room, also for what was refused.
+            theirs = server.new_session()
+            assert (await post(front, theirs)).status == 200
+            assert (await post(owner, theirs, "/step")).status == 200
+            assert (await post(front, mine[1], "/end")).status == 200
+
+    asyncio.run(test())
+
+
+def test_with_the_mcp_preset_gone_is_404() -> None:
+    async def test() -> None:
+        async with open_staged("--preset", "mcp", "--log-level", "debug", workers=2) as server, server.wires() as wires:
+            owner, front = wires
+            made = server.new_session()
+            case = server.script(read_body(), *respond(headers=[(b"mcp-session-id", made.encode())]))
+            initialize = b'{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}'
+            where = {"method": "POST", "path": "/mcp", "body": initialize}
+            assert (await call(wires[owner], None, case, **where)).status == 200  # type: ignore[arg-type]
+            later = server.script(read_body(), *respond())
+            named = [("mcp-session-id", made)]
+            assert (await call(wires[front], None, later, path="/mcp", headers=named)).status == 200
+            await server.kill(owner)
+            for method in ("GET", "POST", "DELETE"):
+                began = time.monotonic()
+                reply = await call(wires[front], None, later, method=method, path="/mcp", headers=named)
+                quickly(began)
+                assert (reply.status, reply.all(b"homing-error")) == (404, [b"session_gone"])
+                assert CANARY.encode() not in reply.head + reply.body
+            assert len(server.stage.performances(later)) == 1
+            assert not server.server.log.find(CANARY)
+
+    asyncio.run(test())
+
+
+def test_no_log_line_of_any_of_this_holds_a_session_id(shared: Shared, killing: Staged, pausing: Staged) -> None:
+    """After the tests above, at the lowest log level; and by itself for what a client can send."""
+
+    async def test() -> None:
+        case = killing.script(read_body(), *respond())
+        async with killing.wires() as wires:
+            first, second, _ = wires.values()
+            session = await killing.start_session(first)
+            assert (await call(second, session, case)).status == 200
+            await call(second, f"{CANARY}-" + "x" * 1100, case)
+            await call(second, None, case, method="POST", path="/named", body=f'{{"session": "{session}"}}'.encode())
+            await call(second, None, case, path=f"/elsewhere?session={CANARY.upper()}")
+        assert killing.server.log.find("answered 400 session_id_too_long")
+
+    shared.run(test())
+    for server in (killing, pausing):
+        assert not server.server.log.find(CANARY)
