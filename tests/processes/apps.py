@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+import homing
+
 
 def note(text: str) -> None:
     """Append a line to the file that the test named."""
@@ -73,6 +75,9 @@ app = Starlette(
     ],
     lifespan=lifespan,
 )
+
+
+routed = homing.sticky(app, sessions=[homing.cookie("visit")])
 
 
 async def head(scope: Any, receive: Any, send: Any) -> None:

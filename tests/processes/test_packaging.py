@@ -95,7 +95,7 @@ def test_make_demo_works_in_a_fresh_clone_and_setting_up_again_does_nothing(clon
     assert done.returncode == 0, done.stdout + done.stderr
     assert "homing run --workers 4" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-    again = run("make", "setup", cwd=clone, timeout=10)
+    again = run("sh", "scripts/setup.sh", "demo", cwd=clone, timeout=10)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 

@@ -236,6 +236,45 @@ def test_no_sessions_serves_without_routing() -> None:
         assert get(server.port)["pid"] in server.workers()
 
 
+def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_directory() -> None:
+    with running("tests.processes.apps:routed", "--workers", "2", cwd=ROOT) as server:
+        server.wait_for("2 workers, sessions as the app itself declares them")
+        ready(server, 2)
+        serving = server.wait_for(r"worker [0-9a-f]{32} serves, run directory (\S+)$", 2)
+        assert {each[1] for each in serving} == {server.run_directory}
+        cookie = {"Cookie": "visit=one"}
+        assert len({get(server.port, headers=cookie)["pid"] for _ in range(20)}) == 1
+
+
+def test_a_session_stays_with_its_worker_over_new_connections() -> None:
+    with running(APP, "--workers", "3", *SESSIONS, cwd=ROOT) as server:
+        ready(server, 3)
+        seen = [{get(server.port, headers={"Cookie": f"visit={n}"})["pid"] for _ in range(5)} for n in range(12)]
+    assert all(len(pids) == 1 for pids in seen)
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "asgi2"])
+def test_older_interfaces_are_routed_too(kind: str) -> None:
+    options = ("--interface", kind, "--workers", "3", "--session", "query:visit")
+    with running(f"tests.processes.older_apps:{kind}", *options, cwd=ROOT) as server:
+        ready(server, 3)
+        assert len({get(server.port, "/?visit=one")["pid"] for _ in range(20)}) == 1
+
+
+def test_reload_works_with_one_worker_and_an_app_that_fails_waits_for_the_next_change(tmp_path: Path) -> None:
+    module = tmp_path / "changing.py"
+    module.write_text("from tests.processes.apps import app\n")
+    env: dict[str, str | None] = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    with running("changing:app", "--reload", "--workers", "1", *SESSIONS, cwd=tmp_path, env=env) as server:
+        server.wait_for("Application startup complete")
+        module.write_text("raise ValueError('half-written')\n")
+        server.wait_for(r"ERROR: .*cannot load changing:app: ValueError: half-written \(changing.py:1\)")
+        module.write_text("from tests.processes.apps import app  # whole again\n")
+        server.wait_for("Application startup complete", 2)
+        assert get(server.port)
+        assert "Traceback" not in server.log
+
+
 def test_a_users_own_run_directory_stays_and_is_empty(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir(mode=0o700)

@@ -13,6 +13,7 @@ import copy
 import inspect
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +28,7 @@ from uvicorn.main import main as uvicorn_command
 from uvicorn.supervisors import ChangeReload
 
 import homing
-from homing.errors import ConfigurationError, StartupError
+from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.config import RunConfig
 from homing.runtime.server_directory import open_server_directory
@@ -346,13 +347,13 @@ def _serve_many(config: RunConfig, run_dir: str | None) -> None:
 
 def _serve_one(config: RunConfig) -> None:
     raise_open_files_limit()
+    if config.should_reload:
+        with contextlib.suppress(KeyboardInterrupt), config.bind_socket() as listener:
+            config.announce_address(listener)
+            ChangeReload(config, target=partial(_serve_reloaded, config), sockets=[listener]).run()
+        return
     server = HomingServer(config, partial(_told, config))
     try:
-        if config.should_reload:
-            with config.bind_socket() as listener:
-                config.announce_address(listener)
-                ChangeReload(config, target=server.run, sockets=[listener]).run()
-            return
         config.check_address()
         server.run()
     except KeyboardInterrupt:
@@ -364,6 +365,15 @@ def _serve_one(config: RunConfig) -> None:
         raise
     if not server.started:
         raise StartupError("the server stopped before it could serve")
+
+
+def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
+    """One life of the app between two changes, in a process of its own; an app that fails waits for the next change."""
+    try:
+        HomingServer(config, partial(_told, config)).run(sockets)
+    except HomingError as error:
+        logger.error("%s", error)  # noqa: TRY400  # the line says it all; a traceback would show homing's own code
+        sys.exit(STARTUP_FAILURE)
 
 
 def _told(config: RunConfig, what: Loaded | Ready) -> None:

@@ -1,4 +1,4 @@
-"""The ownership protocol of one worker: acquire, serve, release, give, over whatever keeps the records.
+"""The ownership protocol of one worker: acquire, serve, release, over whatever keeps the records.
 
 The rules are DESIGN.md's, section 5. What they come to here:
 
@@ -11,8 +11,8 @@ The rules are DESIGN.md's, section 5. What they come to here:
 Everything runs on one event loop, and a block without an await is atomic for this worker. Records are changed on the
 loop (microseconds each); what touches many of them runs in a thread.
 
-Not here: how a session comes here from elsewhere (`restores`), how long ownership lasts (`homing.lifetime`), how a
-request or an ask gets there (`homing.forwarding`).
+Not here: how a session leaves for another worker (`gives`) or comes from one (`restores`), how long ownership lasts
+(`homing.lifetime`), how a request or an ask gets there (`homing.forwarding`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from homing.directory import failpoints
-from homing.directory.base import Counters, Given, Records, StillOwnedError
+from homing.directory.base import Counters, Records, StillOwnedError
 from homing.directory.compaction import compact_records
 from homing.directory.waiting import first_of, in_thread
 from homing.errors import (
@@ -35,7 +35,7 @@ from homing.errors import (
     NotHereError,
     SessionMovingError,
 )
-from homing.rundir import is_worker_id, run_in_forked_child
+from homing.rundir import run_in_forked_child
 from homing.types import SESSION, WorkerId, key_digest
 
 logger = logging.getLogger(__name__)
@@ -251,82 +251,6 @@ class Ownership:
                 raise StillOwnedError(session_id)
         self._forget(entry)
 
-    # --- giving: rule 6 at the owner ---
-
-    async def give(
-        self, session_id: str, to: WorkerId, *, timeout_seconds: float, hung_up: asyncio.Event | None = None
-    ) -> Given:
-        """Give the session to a worker that asked for it: fence, wait until nothing of it is served here, rename.
-
-        New requests get SessionMovingError meanwhile. The state goes with `drop(session_id)`. Cancelled, it changes
-        nothing.
-
-        Args:
-            timeout_seconds: After that the fence is lifted and the answer is BUSY; nothing has changed.
-            hung_up: Set when the asker is gone; the same.
-        """
-        if not is_worker_id(to) or to == self.worker_id:
-            raise ValueError(f"a session is given to another worker, not to {to!r}")
-        entry = self._entries.get(session_id)
-        if entry is None or not (entry.owned or entry.taking):
-            return self._answered(self._not_given(self._name(session_id)))
-        entry.fenced += 1
-        try:
-            if failpoints.on is not None:
-                failpoints.hit("give.fenced")
-            # A session on its way here is given once it is open: asked for in turn, it would go to and fro.
-            quiet = await self._until(
-                entry,
-                lambda: not entry.serving and not entry.taking,
-                timeout_seconds=timeout_seconds,
-                stop=hung_up,
-            )
-            return self._answered(self._give_now(entry, to) if quiet else Given.BUSY)
-        finally:
-            entry.fenced -= 1
-            entry.tell()
-            self._prune(entry)
-
-    def _give_now(self, entry: Entry, to: WorkerId) -> Given:
-        try:
-            prepared = self._records.prepare(to)  # what can fail comes first, while nothing has changed
-        except DirectoryError as error:
-            logger.warning("session %s cannot be given now: %s", entry.name[:12], error)
-            return Given.BUSY
-        if not entry.owned or not self._records.names_us(entry.name):
-            self._records.discard(prepared)
-            return self._not_given(entry.name)
-        self._forget(entry)
-        self._drop_state(entry)
-        if failpoints.on is not None:
-            failpoints.hit("give.before_rename")
-        try:
-            self._records.replace(prepared, entry.name)
-        except DirectoryError:
-            # The state is dropped, so the record must not name us: without one the asker's restore opens the session.
-            logger.exception("session %s was dropped and could not be given", entry.name[:12])
-            self._records.discard(prepared)
-            self._remove(entry)
-            return Given.BUSY
-        if failpoints.on is not None:
-            failpoints.hit("give.after_rename")
-        self.counters.given += 1
-        return Given.GIVEN
-
-    def _not_given(self, name: str) -> Given:
-        """What to answer for a session that is not open here."""
-        try:
-            return Given.BUSY if self._look(name) == self.worker_id else Given.NOT_MINE
-        except (ForeignRecordError, MalformedRecordError):
-            return Given.NOT_MINE  # the asker looks again, and finds the same
-        except DirectoryError as error:
-            logger.warning("session %s cannot be given now: %s", name[:12], error)
-            return Given.BUSY
-
-    def _answered(self, answer: Given) -> Given:
-        self.counters.busy += answer is Given.BUSY
-        return answer
-
     # --- compaction ---
 
     async def compact(self, limit: int = MAX_DEAD_RECORDS) -> int:
@@ -449,8 +373,9 @@ class Ownership:
         if entry.serving:
             return
         if entry.owned:
-            self.release(entry.key)
-        elif entry.drop:
+            self.release(entry.key)  # which also drops the entry, where nothing is left of it
+            return
+        if entry.drop:
             entry.drop = False
             self._drop_state(entry)
         self._prune(entry)

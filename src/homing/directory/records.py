@@ -31,6 +31,8 @@ _RECORD_NAME = re.compile("[0-9a-f]{64}")
 _RECORD_TEXT = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{32})")
 _PREPARED_NAME = re.compile(r"\.([0-9a-f]{32})\.[0-9]+")
 
+_KNOWN_TEXTS: Final = 256
+
 _prepared_numbers = itertools.count()  # of the process: two objects of one worker share one name space
 
 
@@ -42,6 +44,7 @@ class FileRecords:
         self._worker_id = worker_id
         self._boot = boot_id()
         self._ours = f"{self._boot}.{worker_id}"
+        self._known: dict[str, WorkerId] = {}  # the texts of good records: as many as workers
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(SESSION_OWNERS_DIR, 0o700, dir_fd=run_directory.fd)
@@ -84,12 +87,18 @@ class FileRecords:
             raise self._failed("read", name, error) from error
 
     def owner_in(self, text: str, name: str) -> WorkerId:
+        known = self._known.get(text)
+        if known is not None:
+            return known
         match = _RECORD_TEXT.fullmatch(text)
         if match is None:
             raise MalformedRecordError(f"owner record {name[:12]} names no worker: {text[:80]!r}")
         if match[1] != self._boot:
             raise ForeignRecordError(f"owner record {name[:12]} is of another boot of this machine: {text}")
-        return WorkerId(match[2])
+        if len(self._known) >= _KNOWN_TEXTS:
+            self._known.clear()
+        self._known[text] = owner = WorkerId(match[2])
+        return owner
 
     def create(self, name: str) -> bool:
         try:
@@ -182,7 +191,7 @@ class FileRecords:
         return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
     def _remove_leftovers(self) -> None:
-        for prepared in os.listdir(self._run.fd):
+        for prepared in self._run.names():
             match = _PREPARED_NAME.fullmatch(prepared)
             if match and match[1] != self._worker_id and self._run.is_dead(WorkerId(match[1])):
                 self.discard(prepared)
@@ -205,6 +214,8 @@ class FileRecords:
                     yield name
 
     def _names(self) -> Iterator[str]:
+        if self._fd < 0:  # which scandir would take for the current directory
+            raise DirectoryError(f"the owner records in {self._run.path} are closed")
         try:
             with os.scandir(self._fd) as entries:
                 for entry in entries:

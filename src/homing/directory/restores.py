@@ -15,7 +15,8 @@ from typing import Final
 
 from homing.directory import failpoints
 from homing.directory.base import Ask, Given, OwnerAliveError
-from homing.directory.ownership import MAX_LOOKS, Entry, Ownership
+from homing.directory.gives import Gives
+from homing.directory.ownership import MAX_LOOKS, Entry
 from homing.directory.waiting import in_thread, lock_busy, locked, locked_in_thread
 from homing.errors import DirectoryError, ForeignRecordError, HomingError, SessionMovingError
 from homing.types import WorkerId
@@ -46,7 +47,7 @@ class _Restore:
         self.abandoned = asyncio.Event()
 
 
-class Restores(Ownership):
+class Restores(Gives):
     """An `Ownership` that can also bring a session here: `restore`, `rewrite` and `rewrite_all`."""
 
     async def restore(

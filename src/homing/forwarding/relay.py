@@ -97,7 +97,6 @@ class Relay:
     # What is mostly so stands on the class: a request sets only what is otherwise.
     _mine = False
     _undelivered = True
-    """The first frame was never written."""
     _started = False
     _open = False
     """A WebSocket that was accepted and not closed."""

@@ -83,6 +83,8 @@ class SourcesIdentity:
         self._method_ends = {
             end.method: reader for end in preset.method_ends if (reader := end.source.head_reader(clock)) is not None
         }
+        self._turns = bool(self.starts or self.ends or self._method_ends)
+        """Whether a request's route or method can start or end its session."""
         self._reply_headers = [read for source in learned_from if (read := source.headers_reader(clock)) is not None]
         self._reply_fields = [field for source in learned_from if (field := source.body_field()) is not None]
         self._reply_events = [events for source in learned_from if (events := source.event_reader()) is not None]
@@ -101,8 +103,9 @@ class SourcesIdentity:
         for read in self._heads:
             text = read(scope, headers)
             if text:
-                return self._named(scope, headers, session_id(text))
-        if not self.starts and not self.ends:
+                decided = session_id(text)
+                return self._named(scope, headers, decided) if self._turns else Named(decided)
+        if not self._turns:
             return _NOTHING
         return self._named(scope, headers, None)
 

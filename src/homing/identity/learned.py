@@ -100,7 +100,10 @@ class ReplyLearner:
         if not self._in_headers:
             return ()
         headers: Headers = list(message.get("headers", ()))
-        return self._new(chain.from_iterable(read(headers) for read in self._in_headers))
+        found: list[str] = []
+        for read in self._in_headers:
+            found += read(headers)
+        return self._new(found) if found else ()
 
     def _body_reader(self, message: Message) -> Callable[[Message], Learned] | None:
         if not self._in_bodies and not self._in_events:

@@ -5,25 +5,28 @@ Source: RFC 6265, 5.2: attributes after the first `;`; `Max-Age` wins over `Expi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from email.utils import parsedate_to_datetime
 
 from homing.clock import Clock
 from homing.identity.cookie import parse_cookies
 
 
-def cookies_set(name: str, headers: Iterable[tuple[bytes, bytes]], clock: Clock) -> Iterator[str]:
+def cookies_set(name: str, headers: Iterable[tuple[bytes, bytes]], clock: Clock) -> Sequence[str]:
     """The values that a reply's `Set-Cookie` headers give the cookie `name`, decoded as Latin-1, as it will come back.
 
     A cookie that is set to nothing, or whose life is over, is deleted by that, and gives no value.
     """
-    for key, header in headers:
-        if key.lower() != b"set-cookie":
-            continue
+    set_cookies = [header for key, header in headers if key.lower() == b"set-cookie"]
+    if not set_cookies:
+        return ()  # most replies
+    values: list[str] = []
+    for header in set_cookies:
         pair, *attributes = header.decode("latin-1").split(";")
         value = parse_cookies(pair).get(name)
         if value and not _over(attributes, clock):
-            yield value
+            values.append(value)
+    return values
 
 
 def _over(attributes: list[str], clock: Clock) -> bool:

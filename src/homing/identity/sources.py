@@ -31,7 +31,7 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 HeadReader: TypeAlias = Callable[[Scope, Headers], str | None]
 """Reads a request's head: its scope, and those of its headers that came with the head."""
 
-HeadersReader: TypeAlias = Callable[[Headers], Iterator[str]]
+HeadersReader: TypeAlias = Callable[[Headers], Sequence[str]]
 """Reads the headers of a reply, or of an accepted WebSocket."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -132,12 +132,12 @@ class HeaderSource(Source):
     def headers_reader(self, clock: Clock) -> HeadersReader:
         name = self.name.encode("ascii")
 
-        def read(headers: Headers) -> Iterator[str]:
+        def read(headers: Headers) -> Sequence[str]:
             for key, value in headers:
                 # An app may give its reply's header names in any case; a server lowers a request's only.
                 if key == name or key.lower() == name:
-                    yield header_text(value.strip(b" \t"))
-                    return
+                    return (header_text(value.strip(b" \t")),)
+            return ()
 
         return read
 
@@ -164,9 +164,8 @@ class CookieSource(Source):
         return read
 
     def headers_reader(self, clock: Clock) -> HeadersReader:
-        def read(headers: Headers) -> Iterator[str]:
-            for value in cookies_set(self.name, headers, clock):
-                yield cookie_text(value)
+        def read(headers: Headers) -> Sequence[str]:
+            return [cookie_text(value) for value in cookies_set(self.name, headers, clock)]
 
         return read
 
@@ -194,11 +193,9 @@ class SignedCookieSource(Source):
     def headers_reader(self, clock: Clock) -> HeadersReader:
         reader = self._reader(clock)
 
-        def read(headers: Headers) -> Iterator[str]:
-            for value in cookies_set(self.name, headers, clock):
-                found = reader.session_id(value)
-                if found is not None:
-                    yield found
+        def read(headers: Headers) -> Sequence[str]:
+            found = map(reader.session_id, cookies_set(self.name, headers, clock))
+            return [session for session in found if session is not None]
 
         return read
 

@@ -171,6 +171,7 @@ class IdleLifetimes:
         self._seconds = {_State.OPEN: idle_seconds, _State.ENDED: window_seconds}
         self._starts = starts
         self._ends = ends
+        self._turns = bool(starts or ends)
         self._used_reopens = used_reopens
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
@@ -184,7 +185,7 @@ class IdleLifetimes:
         if scope.get(ENDED_SCOPE_KEY):
             self._keep(session_id, _State.ENDED)
             return
-        if succeeded(scope, status):
+        if self._turns and succeeded(scope, status):
             if self._starts.match(scope):
                 self._keep(session_id, _State.OPEN)
                 return

@@ -29,9 +29,9 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing, named_from
+from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -145,6 +145,7 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         if hop is not None and (self.worker is None or self.worker.drained):
             # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
@@ -157,16 +158,23 @@ class SessionRoutingMiddleware:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
+                if hop.reason is Reason.SCATTERED:
+                    # As if a client had sent it here: this worker's to answer, wherever it is then served.
+                    hop.mine()
+                    undecided = None
             request: RoutedRequest | None
-            if self.worker is None:
+            worker = self.worker
+            if worker is None:
                 request = self._alone(named, scope)
             else:
-                routing = Routing(self.worker, self.policy, named, hop, scope, receive, send)
-                request = await routing.route()
-                receive = routing.receive
+                request = None if self.policy.scatter else enter_here(worker, named)
+                if request is None:
+                    routing = Routing(worker, self.policy, named, hop, scope, receive, send)
+                    request = await routing.route()
+                    receive = routing.receive
         except ReplyError as error:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
@@ -177,8 +185,8 @@ class SessionRoutingMiddleware:
             await abort(cut)
             return
         if request is not None:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
@@ -190,7 +198,7 @@ class SessionRoutingMiddleware:
         session_id = named.session_id
         if session_id is None and named.mints:
             session_id = new_session_id()
-        return RoutedRequest(None, named, session_id, scope)
+        return RoutedRequest(None, named, session_id)
 
     async def _serve(
         self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
@@ -214,7 +222,7 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            request.leave(scope, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)

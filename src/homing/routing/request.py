@@ -40,7 +40,6 @@ class RoutedRequest:
         "_ended",
         "_entered",
         "_owned",
-        "_scope",
         "_worker",
         "named",
         "session_id",
@@ -49,9 +48,9 @@ class RoutedRequest:
         "used",
     )
 
-    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None, scope: Scope) -> None:
+    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
+        # Not the scope: the scope holds this, and a cycle for each request is work for the garbage collector.
         self._worker = worker
-        self._scope = scope
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
@@ -131,10 +130,11 @@ class RoutedRequest:
             return nullcontext()
         return _Touch(self._worker, session_id)
 
-    def leave(self, *, failed: bool) -> None:
+    def leave(self, scope: Scope, *, failed: bool) -> None:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
+            scope: The request's.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
@@ -143,21 +143,21 @@ class RoutedRequest:
         status = None if failed else self.status
         try:
             if session_id is not None and self._owned:
-                self._leave_session(worker, session_id, status)
+                self._leave_session(worker, session_id, scope, status)
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
         if session_id is not None and not worker.owners.mine(session_id):
             worker.path_keys.unbind(session_id)
 
-    def _leave_session(self, worker: Worker, session_id: SessionId, status: int | None) -> None:
-        turned = succeeded(self._scope, status) and (self.named.start or self.named.end)
+    def _leave_session(self, worker: Worker, session_id: SessionId, scope: Scope, status: int | None) -> None:
+        turned = (self.named.start or self.named.end) and succeeded(scope, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
         ended = self._ended or (turned and self.named.end)
         if ended:
-            self._scope[ENDED_SCOPE_KEY] = True
+            scope[ENDED_SCOPE_KEY] = True
         if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, self._scope, status)
+            worker.lifetimes.served(session_id, scope, status)
         if self.used and not worker.lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
             worker.lifetimes.opened(session_id)

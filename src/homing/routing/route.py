@@ -61,6 +61,25 @@ class Policy:
     lifespan_required: bool = False
 
 
+def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
+    """The way of most requests: one that names a session of this worker, entered with one look at the session's record.
+
+    None: it takes more than that (`Routing`).
+
+    Raises:
+        SessionMovingError: the session is fenced.
+    """
+    session_id = named.session_id
+    if session_id is None or named.start_path_key is not None or not worker.owners.mine(session_id):
+        return None
+    request = RoutedRequest(worker, named, session_id)
+    try:
+        request.enter()
+    except NotHereError:
+        return None
+    return request
+
+
 class Routing:
     """One request's look-ups. `receive` is what the handler must read from afterwards.
 
@@ -118,13 +137,12 @@ class Routing:
 
     async def _route_session(self, session_id: SessionId) -> RoutedRequest | None:
         worker, owners = self._worker, self._worker.owners
-        request = RoutedRequest(worker, self._named, session_id, self._scope)
         unowned = Unowned.ACQUIRE if self._policy.adopts or self._named.start else Unowned.REFUSE
         for _ in range(LOOKS):
             if owners.mine(session_id):
-                # The way of most requests: one look at the record, which also counts the request.
                 try:
                     self._bind_path_key(session_id)
+                    request = RoutedRequest(worker, self._named, session_id)
                     request.enter()
                 except NotHereError:
                     pass
@@ -141,6 +159,7 @@ class Routing:
                 case Serve():
                     continue
                 case Acquire():
+                    request = RoutedRequest(worker, self._named, session_id)
                     placed_at = self._acquire(request, session_id)
                     if placed_at == worker.id:
                         return request
@@ -243,9 +262,9 @@ class Routing:
         if named.start:
             self._check_limit()
         if not named.mints:
-            return RoutedRequest(worker, named, None, self._scope)
+            return RoutedRequest(worker, named, None)
         session_id = new_session_id()
-        request = RoutedRequest(worker, named, session_id, self._scope)
+        request = RoutedRequest(worker, named, session_id)
         if named.start:
             # Before the handler: the reply's cookie will name the session, whatever the handler does.
             if worker.owners.acquire(session_id) != worker.id:

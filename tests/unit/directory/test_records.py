@@ -194,3 +194,16 @@ async def test_on_a_full_disk_new_sessions_fail_and_those_there_are_go_on(tiny: 
     owners.release("session 0")
     assert owners.acquire("after relief") == owners.worker_id
     await owners.aclose()
+
+
+async def test_closed_owners_look_nowhere_else(world: FileWorld, here: Worker) -> None:
+    here.owners.acquire("s")
+    await here.owners.aclose()
+    for look in (here.owners.owner, here.owners.acquire):
+        for session_id in ("s", "new"):
+            with pytest.raises(DirectoryError):
+                look(session_id)
+    with pytest.raises(DirectoryError):
+        await here.owners.compact(0)
+    with pytest.raises(DirectoryError):
+        here.owners.rewrite("s")

@@ -1,0 +1,243 @@
+"""The page made from raw rounds: ratios formed inside each round, their medians and intervals, and the goals.
+
+Run as a program it makes `results.md` anew from a `rounds.json`:
+`python -m benchmarks.forwarding.report benchmarks/forwarding/rounds.json`.
+
+Not here: measuring (`run.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine
+from benchmarks.spread import Spread, spread, table, verdict
+
+Result = dict[str, Any]
+Key = tuple[str, str, str]
+"""A cell: setup, mode, load."""
+
+TITLES: Final = {
+    "A": "one plain uvicorn process",
+    "A2": "two uvicorn workers, no routing, each request at the right one",
+    "B": "HAProxy, cookie stickiness, two one-worker uvicorns",
+    "B1": "the same, HAProxy tuned: one thread, `http-reuse always`",
+    "D": "aiohttp hop, every request at the wrong worker",
+    "H": "homing",
+}
+MODES: Final = {
+    "local": "served where it arrives",
+    "remote": "all at the wrong worker",
+    "inter": "64 sessions interleaved",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound on the ratio of two cells, from the project's performance goals."""
+
+    text: str
+    top: Key
+    bottom: Key
+    bound: float | None
+    figure: str = "cpu_us"
+
+
+SERVED: Final = "served where it arrives ÷ two unrouted workers"
+FORWARDED: Final = "every request forwarded ÷ HAProxy's setup"
+INTERLEAVED: Final = "interleaved sessions, half at the wrong worker ÷ HAProxy's setup"
+AIOHTTP: Final = "every request forwarded ÷ the aiohttp hop"
+ONE: Final = "p50 on one connection, forwarded ÷ HAProxy's"
+
+GOALS: Final = (
+    Goal(f"{SERVED}, sat", ("H", "local", "sat"), ("A2", "local", "sat"), 1.05),
+    Goal(f"{SERVED}, paced", ("H", "local", "paced"), ("A2", "local", "paced"), 1.10),
+    Goal(f"{FORWARDED}, sat", ("H", "remote", "sat"), ("B", "local", "sat"), 1.05),
+    Goal(f"{FORWARDED}, paced", ("H", "remote", "paced"), ("B", "local", "paced"), 1.05),
+    Goal(f"{INTERLEAVED}, sat", ("H", "inter", "sat"), ("B", "inter", "sat"), 0.90),
+    Goal(f"{INTERLEAVED}, paced", ("H", "inter", "paced"), ("B", "inter", "paced"), 1.00),
+    Goal(f"{AIOHTTP}, sat", ("H", "remote", "sat"), ("D", "remote", "sat"), 0.45),
+    Goal(ONE, ("H", "remote", "c1"), ("B", "local", "c1"), 1.10, "p50_us"),
+)
+
+OTHER_RATIOS: Final = (
+    Goal(f"{AIOHTTP}, paced", ("H", "remote", "paced"), ("D", "remote", "paced"), None),
+    Goal(f"{AIOHTTP}, c1", ("H", "remote", "c1"), ("D", "remote", "c1"), None),
+    Goal("every request forwarded ÷ two unrouted workers, sat", ("H", "remote", "sat"), ("A2", "local", "sat"), None),
+    Goal("every request forwarded ÷ HAProxy's setup, c1", ("H", "remote", "c1"), ("B", "local", "c1"), None),
+    Goal("every request forwarded ÷ HAProxy tuned, sat", ("H", "remote", "sat"), ("B1", "local", "sat"), None),
+    Goal("every request forwarded ÷ HAProxy tuned, paced", ("H", "remote", "paced"), ("B1", "local", "paced"), None),
+    Goal("interleaved sessions ÷ HAProxy tuned, sat", ("H", "inter", "sat"), ("B1", "inter", "sat"), None),
+    Goal("served where it arrives ÷ HAProxy's setup, sat", ("H", "local", "sat"), ("B", "local", "sat"), None),
+    Goal("the aiohttp hop ÷ HAProxy's setup, sat", ("D", "remote", "sat"), ("B", "local", "sat"), None),
+    Goal("two unrouted workers ÷ HAProxy's setup, sat", ("A2", "local", "sat"), ("B", "local", "sat"), None),
+)
+
+MEMORY_GOAL_KIB: Final = 2048
+
+
+def figures(result: Result, key: Key, figure: str) -> list[float | None]:
+    """One value per round; None where the round lacks that cell."""
+    found: list[float | None] = []
+    for a_round in result["rounds"]:
+        cells = [c for c in a_round["cells"] if (c["setup"], c["mode"], c["load"]) == key]
+        found.append(cells[0][figure] if cells else None)
+    return found
+
+
+def ratio(result: Result, goal: Goal) -> Spread | None:
+    """The ratio formed inside each round; None if no round has both cells."""
+    pairs = zip(figures(result, goal.top, goal.figure), figures(result, goal.bottom, goal.figure), strict=True)
+    ratios = [top / bottom for top, bottom in pairs if top and bottom]
+    return spread(ratios) if ratios else None
+
+
+def memory(result: Result, setup: str, figure: str) -> list[float]:
+    """KiB per worker of a setup, one value per round."""
+    found: list[float] = []
+    for a_round in result["rounds"]:
+        workers = a_round["memory_kib"].get(setup)
+        if workers:
+            found.append(statistics.mean(worker[figure] for worker in workers))
+    return found
+
+
+def extra_memory(result: Result) -> Spread | None:
+    """KiB of private memory per worker that homing's have beyond the twin that imports the same."""
+    pairs = list(zip(memory(result, "H", "private"), memory(result, "M", "private"), strict=True))
+    return spread([ours - twin for ours, twin in pairs]) if pairs else None
+
+
+def ratio_row(result: Result, goal: Goal) -> tuple[str, ...]:
+    found = ratio(result, goal)
+    bound = "–" if goal.bound is None else f"≤ {goal.bound:.2f}"
+    if found is None:
+        return goal.text, bound, "not measured", "–"
+    return goal.text, bound, found.text(2), verdict(found.median, goal.bound)
+
+
+def goals_table(result: Result) -> str:
+    rows = [ratio_row(result, goal) for goal in GOALS]
+    extra = extra_memory(result)
+    text = "extra private memory per worker, beyond its imports"
+    if extra is None:
+        rows.append((text, "≤ 2.0 MiB", "not measured", "–"))
+    else:
+        mib = Spread(extra.median / 1024, extra.low / 1024, extra.high / 1024, extra.coverage)
+        rows.append((text, "≤ 2.0 MiB", f"{mib.text(1)} MiB", verdict(extra.median, MEMORY_GOAL_KIB)))
+    return table(("goal", "bound", "median (interval)", ""), rows)
+
+
+def cells_of(result: Result) -> list[Key]:
+    seen: dict[Key, None] = {}
+    for a_round in result["rounds"]:
+        for cell in a_round["cells"]:
+            seen[(cell["setup"], cell["mode"], cell["load"])] = None
+    order = list(TITLES)
+    return sorted(seen, key=lambda key: (("sat", "paced", "c1").index(key[2]), order.index(key[0]), key[1] == "inter"))
+
+
+def cell_row(result: Result, key: Key) -> tuple[str, ...]:
+    setup, mode, _ = key
+
+    def column(figure: str) -> str:
+        return spread([value for value in figures(result, key, figure) if value is not None]).text(0)
+
+    def total(figure: str) -> str:
+        return f"{sum(value or 0 for value in figures(result, key, figure)):.0f}"
+
+    # Behind a proxy, and with one worker, there is no right or wrong worker.
+    way = "" if setup in ("A", "A2", "D") or (setup in ("B", "B1") and mode == "local") else f", {MODES[mode]}"
+    return (
+        f"{setup}: {TITLES[setup]}{way}",
+        column("cpu_us"),
+        column("requests_per_second"),
+        column("p50_us"),
+        column("p99_us"),
+        f"{total('errors')} / {total('wrong')}",
+    )
+
+
+LOADS: Final = {
+    "sat": "sat: 32 connections, closed loop",
+    "paced": "paced: 1500 requests per second over 32 connections",
+    "c1": "c1: one connection, closed loop",
+}
+
+
+def load_section(result: Result, load: str) -> str:
+    head = ("setup", "CPU µs per request", "req/s", "p50 µs", "p99 µs", "errors / wrong")
+    rows = [cell_row(result, key) for key in cells_of(result) if key[2] == load]
+    return f"### {LOADS[load]}\n\n{table(head, rows)}" if rows else ""
+
+
+def memory_section(result: Result) -> str:
+    titles = {**TITLES, "M": "two unrouted workers that import all that homing's workers do"}
+    rows = [
+        (
+            f"{setup}: {titles[setup]}",
+            *(
+                spread([kib / 1024 for kib in memory(result, setup, figure)]).text(1)
+                for figure in ("rss", "pss", "private")
+            ),
+        )
+        for setup in titles
+        if memory(result, setup, "rss")
+    ]
+    if not rows:
+        return ""
+    head = ("setup", "RSS MiB", "PSS MiB", "private MiB")
+    return f"## Memory per worker, after a second of `sat`\n\n{table(head, rows)}"
+
+
+def measured_section(result: Result) -> str:
+    loads = [a_round["load_average_before"] for a_round in result["rounds"]]
+    count = len(result["rounds"])
+    interval = spread([float(i) for i in range(count)]).coverage
+    return (
+        f"{machine.text(result)}\n\n"
+        f"{count} rounds of {result['seconds_per_cell']:g} s per cell. Medians, in brackets an interval of order "
+        f"statistics that holds the true median with probability {interval:.0%}. Load average before each round: "
+        f"{min(loads):.1f} to {max(loads):.1f} (a round itself leaves about 2 behind): more means that others used the "
+        "machine, and that absolute times mean little."
+    )
+
+
+def page(result: Result) -> str:
+    """`results.md`; the losing rows are in it like the others."""
+    ratios = [ratio_row(result, goal) for goal in OTHER_RATIOS if ratio(result, goal)]
+    parts = [
+        "# What does routing cost, served where it arrives and forwarded?",
+        "Made by `benchmarks/forwarding/report.py` from `rounds.json`; `question.md` says how it is measured. "
+        "Do not edit: run `make bench`.",
+        measured_section(result),
+        *(f"Skipped: {line}." for line in result["skipped"]),
+        "## Goals",
+        "CPU per request of all server processes unless a row says otherwise; ratios are formed inside each round.",
+        goals_table(result),
+        "## Other ratios",
+        table(("ratio", "bound", "median (interval)", ""), ratios),
+        "## Figures",
+        *(section for load in LOADS if (section := load_section(result, load))),
+        memory_section(result),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def main(arguments: list[str], write: Callable[[str], object] = sys.stdout.write) -> int:
+    if len(arguments) != 1:
+        write("usage: python -m benchmarks.forwarding.report ROUNDS.json\n")
+        return 2
+    rounds = Path(arguments[0])
+    rounds.with_name("results.md").write_text(page(json.loads(rounds.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

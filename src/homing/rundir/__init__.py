@@ -1,0 +1,54 @@
+"""Where do one server's private sockets and owner records live, and which of its workers are alive?
+
+A *run directory* is 0700, ours, and not a link. It holds, flat and small:
+
+    <worker ID>.sock       the private socket of a worker
+    <worker ID>.life       locked exclusively by that worker while it lives
+    <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    owners.lock            held while a dead worker's owner record is changed
+    .<worker ID>.<n>       a link that is about to be renamed over an owner record
+    session-owners/        the owner records, up to a million: never list it on the event loop
+
+Invariant: *dead* is proved, not guessed. A worker locks `<worker ID>.life` before that name exists, and keeps the lock
+until it exits, so a shared lock on it succeeds, or the file is missing, if and only if the worker is dead.
+
+Everything that proves a worker alive is closed in a forked child, which would otherwise keep a dead parent alive.
+
+Not here: what an owner record says (`homing.directory`), what a private socket carries (`homing.forwarding`).
+"""
+
+from homing.rundir.forks import close_after_fork, run_in_forked_child
+from homing.rundir.lives import Life, RunDirectory
+from homing.rundir.names import (
+    MAX_SOCKET_PATH_BYTES,
+    SESSION_OWNERS_DIR,
+    SESSION_SOCKET_DIR_ENV,
+    boot_id,
+    is_worker_id,
+    new_worker_id,
+    worker_socket_path,
+)
+from homing.rundir.places import (
+    check_run_directory,
+    create_session_socket_dir,
+    remove_run_directory,
+    siblings_directory,
+)
+
+__all__ = [
+    "MAX_SOCKET_PATH_BYTES",
+    "SESSION_OWNERS_DIR",
+    "SESSION_SOCKET_DIR_ENV",
+    "Life",
+    "RunDirectory",
+    "boot_id",
+    "check_run_directory",
+    "close_after_fork",
+    "create_session_socket_dir",
+    "is_worker_id",
+    "new_worker_id",
+    "remove_run_directory",
+    "run_in_forked_child",
+    "siblings_directory",
+    "worker_socket_path",
+]

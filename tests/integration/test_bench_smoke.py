@@ -1,0 +1,78 @@
+"""`make bench` works: one very short round of the real harness, real servers and the compiled load generator.
+
+Nothing here asserts on time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from benchmarks.forwarding import report
+from benchmarks.forwarding.setups import SETUPS, Setup, serving
+from benchmarks.load import Load, build_loader
+from benchmarks.spread import spread
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator needs a C compiler (cc)")
+
+
+def setup(key: str) -> Setup:
+    return next(setup for setup in SETUPS if setup.key == key)
+
+
+def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
+    options = ["--rounds=1", "--seconds=0.5", "--setups=A,H", "--json", f"--out={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.forwarding.run", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result == json.loads((tmp_path / "rounds.json").read_text())
+    cells = {(c["setup"], c["mode"], c["load"]): c for c in result["rounds"][0]["cells"]}
+    assert {key[:2] for key in cells} == {("A", "local"), ("H", "local"), ("H", "remote"), ("H", "inter")}
+    for cell in cells.values():
+        assert (cell["errors"], cell["wrong"]) == (0, 0)
+        assert cell["replies"] > 0
+    assert cells["H", "local", "sat"]["crossed"] == 0
+    assert cells["H", "remote", "sat"]["crossed"] == cells["H", "remote", "sat"]["replies"]
+    assert "served where it arrives" in (tmp_path / "results.md").read_text()
+
+
+def test_the_loader_sees_every_reply_of_a_worker_that_does_not_hold_the_session() -> None:
+    with tempfile.TemporaryDirectory(prefix="homing-bench-") as scratch, serving(setup("A2"), Path(scratch)) as server:
+        load = Load("remote", connections=4, seconds=0.2, workers=2)
+        result = build_loader().run(server.port, load, server.pids())
+    assert result["replies"] > 0
+    assert result["wrong"] == result["replies"]
+
+
+def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it() -> None:
+    fifteen = spread([float(i) for i in range(15)])
+    assert (fifteen.median, fifteen.low, fifteen.high) == (7, 3, 11)
+    assert fifteen.coverage >= 0.95
+    five = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (five.low, five.high) == (1, 5)
+    assert five.coverage < 0.95
+
+
+def test_a_ratio_is_formed_inside_each_round() -> None:
+    def cell(name: str, mode: str, cpu: float) -> dict[str, object]:
+        return {"setup": name, "mode": mode, "load": "sat", "cpu_us": cpu}
+
+    rounds = [{"cells": [cell("H", "local", 100 * i), cell("A2", "local", 50 * i)]} for i in (1, 9, 2)]
+    goal = report.Goal("", ("H", "local", "sat"), ("A2", "local", "sat"), None)
+    found = report.ratio({"rounds": rounds}, goal)
+    assert found is not None
+    assert (found.median, found.low, found.high) == (2, 2, 2)

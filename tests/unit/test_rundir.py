@@ -1,0 +1,404 @@
+"""Run directories: where they are, who shares them, when they go, and which workers are alive."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from homing.errors import DirectoryError, RunDirectoryError
+from homing.rundir import (
+    SESSION_SOCKET_DIR_ENV,
+    RunDirectory,
+    boot_id,
+    check_run_directory,
+    close_after_fork,
+    create_session_socket_dir,
+    is_worker_id,
+    new_worker_id,
+    remove_run_directory,
+    siblings_directory,
+    worker_socket_path,
+)
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The only place for run directories that this user has, as far as homing sees."""
+    path = tempfile.mkdtemp(prefix="homing-base-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+    monkeypatch.delenv(SESSION_SOCKET_DIR_ENV, raising=False)
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def path(base: Path) -> str:
+    return create_session_socket_dir()
+
+
+@pytest.fixture
+def run(path: str) -> Iterator[RunDirectory]:
+    with RunDirectory.open(path) as run:
+        yield run
+
+
+# --- IDs and paths ---
+
+
+def test_worker_ids_are_new_each_time() -> None:
+    ids = {new_worker_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(map(is_worker_id, ids))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0" * 31, "0" * 33, "A" * 32, "0" * 32 + "\n", "0" * 32 + "/../x", None, 7, "٠" * 32]
+)
+def test_nothing_else_is_a_worker_id(text: object) -> None:
+    assert not is_worker_id(text)
+
+
+def test_the_boot_id_is_one_for_all_processes() -> None:
+    other = subprocess.run(
+        [sys.executable, "-c", "from homing.rundir import boot_id; print(boot_id())"], check=True, capture_output=True
+    )
+    assert other.stdout.decode().strip() == boot_id()
+    assert len(boot_id()) == 32
+
+
+def test_a_socket_path_is_as_long_as_one_can_be_bound_to_and_no_longer(base: Path) -> None:
+    worker_id = new_worker_id()
+    fits = str(base) + "/" + "x" * (107 - len(str(base)) - len(f"//{worker_id}.sock"))
+    os.mkdir(fits)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(worker_socket_path(fits, worker_id))
+    with pytest.raises(RunDirectoryError, match="108 bytes, and the limit is 107") as caught:
+        worker_socket_path(fits + "x", worker_id)
+    assert fits + "x" in str(caught.value)
+
+
+# --- making, checking, removing ---
+
+
+def test_a_new_directory_is_private_and_new_each_time(base: Path) -> None:
+    first, second = create_session_socket_dir(), create_session_socket_dir()
+    assert first != second
+    assert Path(first).parent == base
+    assert Path(first).name.startswith(f"homing-{os.getpid()}-")
+    check_run_directory(first)
+    remove_run_directory(first)
+    remove_run_directory(first)
+    assert os.listdir(base) == [Path(second).name]
+
+
+def test_a_directory_that_others_could_use_is_refused(base: Path) -> None:
+    good = base / "good"
+    good.mkdir(mode=0o700)
+    link, file, missing = base / "link", base / "file", base / "missing"
+    link.symlink_to(good)
+    file.touch()
+    for bad, why in ((link, "symbolic link"), (file, "not a directory"), (missing, "cannot be used")):
+        with pytest.raises(RunDirectoryError, match=why):
+            check_run_directory(str(bad))
+        with pytest.raises(RunDirectoryError):
+            RunDirectory.open(str(bad))
+    for mode in (0o755, 0o770, 0o701, 0o500):
+        good.chmod(mode)
+        with pytest.raises(RunDirectoryError, match="must be 0700"):
+            check_run_directory(str(good))
+    good.chmod(0o700)
+    check_run_directory(str(good))
+    if os.geteuid() == 0:
+        os.chown(good, 1, -1)
+        with pytest.raises(RunDirectoryError, match="belongs to user 1"):
+            check_run_directory(str(good))
+
+
+@pytest.mark.parametrize("what", ["missing", "relative", "too open", "too long", "a file"])
+def test_an_unusable_candidate_is_passed_over(base: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    candidate = base / ("x" * 80 if what == "too long" else "candidate")
+    match what:
+        case "too open":
+            candidate.mkdir()
+            candidate.chmod(0o777)
+        case "too long":
+            candidate.mkdir(mode=0o700)
+        case "a file":
+            candidate.touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "candidate" if what == "relative" else str(candidate))
+    made = create_session_socket_dir()
+    try:
+        assert Path(made).parent != candidate
+        check_run_directory(made)
+    finally:
+        remove_run_directory(made)
+
+
+def test_an_explicit_directory_is_made_or_refused_but_never_passed_over(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SESSION_SOCKET_DIR_ENV, str(base / "named"))
+    assert create_session_socket_dir() == siblings_directory("any") == str(base / "named")
+    assert create_session_socket_dir(str(base / "option")) == str(base / "option")  # --run-dir wins
+    check_run_directory(str(base / "option"))
+    (base / "named").chmod(0o755)
+    for refused in (str(base / "named"), str(base / "no parent" / "x"), str(base / ("x" * 80))):
+        monkeypatch.setenv(SESSION_SOCKET_DIR_ENV, refused)
+        with pytest.raises(RunDirectoryError):
+            create_session_socket_dir()
+        with pytest.raises(RunDirectoryError):
+            siblings_directory("any")
+
+
+@pytest.fixture
+def gone() -> int:
+    """The ID of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def _leftover(base: Path, name: str) -> Path:
+    path = base / name
+    path.mkdir(mode=0o700)
+    (path / "session-owners").mkdir()
+    (path / "session-owners" / "record").symlink_to("nowhere")
+    return path
+
+
+def test_directories_of_dead_servers_are_removed_with_all_in_them(base: Path, gone: int) -> None:
+    stale = _leftover(base, f"homing-{gone}-abc_1")
+    with socket.socket(socket.AF_UNIX) as listener:  # a killed worker leaves its socket's file
+        listener.bind(str(stale / "x.sock"))
+    create_session_socket_dir()
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("why", ["process lives", "socket accepts", "backlog full", "held", "too open", "other name"])
+def test_what_may_be_in_use_or_is_not_ours_is_not_removed(base: Path, gone: int, why: str) -> None:
+    pid = os.getpid() if why == "process lives" else gone
+    path = _leftover(base, "homing-cache" if why == "other name" else f"homing-{pid}-abc")
+    with contextlib.ExitStack() as stack:
+        match why:
+            case "socket accepts" | "backlog full":
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(str(path / "x.sock"))
+                listener.listen(0)
+                if why == "backlog full":
+                    stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path / "x.sock"))
+            case "held":
+                stack.enter_context(RunDirectory.open(str(path)))
+            case "too open":
+                path.chmod(0o755)
+        create_session_socket_dir()
+        assert (path / "session-owners" / "record").is_symlink()
+
+
+# --- siblings ---
+
+
+def _siblings(settings: str, pipe: Connection) -> None:
+    pipe.send(siblings_directory(settings))
+
+
+def _of_spawned(*settings: str) -> list[str]:
+    context = multiprocessing.get_context("spawn")
+    found = []
+    for text in settings:
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_siblings, args=(text, theirs))
+        child.start()
+        found.append(ours.recv())
+        child.join()
+        child.close()
+        ours.close()
+        theirs.close()
+    return found
+
+
+def test_workers_that_one_launcher_spawned_share_a_directory_by_their_settings(base: Path) -> None:
+    first, second, other = _of_spawned("a", "a", "b")
+    assert first == second != other
+    assert Path(first).name.startswith(f"homing-{os.getpid()}-")
+    check_run_directory(first)
+
+
+def test_workers_that_one_launcher_forked_share_a_directory(base: Path) -> None:
+    def forked() -> str:
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writes, siblings_directory("a").encode())
+            os._exit(0)
+        os.close(writes)
+        with open(reads) as file:
+            path = file.read()
+        os.waitpid(pid, 0)
+        return path
+
+    assert forked() == forked()
+
+
+def test_servers_that_one_shell_or_program_started_never_meet(base: Path) -> None:
+    code = "from homing.rundir import siblings_directory; print(siblings_directory('a'))"
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)]
+    shell = subprocess.run(
+        ["sh", "-c", f'{sys.executable} -c "{code}"; {sys.executable} -c "{code}"'], check=True, capture_output=True
+    )
+    found = [*runs, *shell.stdout.splitlines()]
+    assert len(set(found)) == 4
+
+
+# --- the directory, held open ---
+
+
+def test_a_directory_is_held_with_a_shared_lock_while_it_is_open(path: str) -> None:
+    first, second = RunDirectory.open(path), RunDirectory.open(path)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for run in (first, second):
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run.close()
+            run.close()
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(RunDirectoryError, match="being removed"):
+            RunDirectory.open(path)
+    finally:
+        os.close(fd)
+
+
+def test_a_directory_that_was_removed_or_replaced_is_not_intact(path: str, run: RunDirectory) -> None:
+    assert run.intact()
+    os.rename(path, path + "-moved")
+    assert not run.intact()
+    os.mkdir(path, 0o700)
+    assert not run.intact()
+    with pytest.raises(DirectoryError):
+        run.is_dead(new_worker_id())  # a missing life file proves nothing there
+    os.rmdir(path)
+    os.rename(path + "-moved", path)
+    assert run.intact()
+
+
+def test_a_worker_lives_while_its_life_is_held_and_is_dead_for_good_afterwards(path: str, run: RunDirectory) -> None:
+    worker_id = new_worker_id()
+    with RunDirectory.open(path) as other:
+        assert other.is_dead(worker_id)  # it has never lived
+        life = run.hold_life(worker_id)
+        assert run.holds_life(worker_id)
+        assert not other.holds_life(worker_id)
+        for seen in (run, other):
+            assert not seen.is_dead(worker_id)
+            assert seen.live_workers() == [worker_id]
+        for seen in (run, other):
+            with pytest.raises(RunDirectoryError):
+                seen.hold_life(worker_id)
+        assert not other.is_dead(worker_id)
+        life.close()
+        life.close()
+        assert other.is_dead(worker_id)
+        assert other.live_workers() == []
+        with pytest.raises(RunDirectoryError):
+            run.hold_life(worker_id)
+        os.unlink(os.path.join(path, f"{worker_id}.life"))
+        assert other.is_dead(worker_id)
+    assert not [name for name in os.listdir(path) if name.startswith(".")]
+
+
+def test_closing_the_directory_ends_the_lives_held_through_it(path: str, run: RunDirectory) -> None:
+    worker_id = new_worker_id()
+    with RunDirectory.open(path) as holder:
+        holder.hold_life(worker_id)
+        assert repr(holder) == f"<RunDirectory {path}: 1 lives held>"
+    assert run.is_dead(worker_id)
+    assert repr(holder) == f"<RunDirectory {path}: closed>"
+
+
+def test_two_who_test_a_third_do_not_take_each_other_for_its_life(path: str, run: RunDirectory) -> None:
+    worker_id = new_worker_id()
+    run.hold_life(worker_id).close()
+    fd = os.open(os.path.join(path, f"{worker_id}.life"), os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        assert run.is_dead(worker_id)
+    finally:
+        os.close(fd)
+
+
+def test_what_is_no_life_file_proves_no_life_and_is_never_waited_for(path: str, run: RunDirectory) -> None:
+    worker_id = new_worker_id()
+    os.mkfifo(os.path.join(path, f"{worker_id}.life"))
+    assert run.is_dead(worker_id)
+    linked = new_worker_id()
+    os.symlink(f"{worker_id}.life", os.path.join(path, f"{linked}.life"))
+    with pytest.raises(DirectoryError):
+        run.is_dead(linked)
+
+
+@pytest.mark.parametrize("text", ["../x", "0" * 32 + "\n", ""])
+def test_only_worker_ids_name_files(run: RunDirectory, text: str) -> None:
+    for use in (run.is_dead, run.hold_life):
+        with pytest.raises(ValueError, match="worker ID"):
+            use(text)  # type: ignore[arg-type]  # a WorkerId that is none, as a bug would make it
+
+
+def test_workers_mark_themselves_for_all_to_see(path: str, run: RunDirectory) -> None:
+    one, two = new_worker_id(), new_worker_id()
+    with RunDirectory.open(path) as other:
+        run.mark(one, "stopping")
+        other.mark(two, "stopping")
+        run.mark(one, "drained")
+        run.mark(one, "drained")
+        assert other.marks("stopping") == {one, two}
+        assert other.marks("drained") == {one}
+        with pytest.raises(ValueError, match="stopping"):
+            run.mark(one, "../x")
+
+
+def test_a_closed_directory_is_an_error_and_not_the_current_one(path: str) -> None:
+    run = RunDirectory.open(path)
+    run.close()
+    for use in (lambda: run.is_dead(new_worker_id()), run.live_workers, lambda: run.mark(new_worker_id(), "stopping")):
+        with pytest.raises(DirectoryError):
+            use()
+
+
+def test_what_is_registered_is_closed_in_a_forked_child_and_open_in_its_parent() -> None:
+    (reads, writes), (kept, other) = os.pipe(), os.pipe()
+    listener, closed_before = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    undo = [close_after_fork(thing) for thing in (reads, listener, closed_before)]
+    close_after_fork(kept)()  # and undone
+    closed_before.close()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(sum(1 << n for n, fd in enumerate((reads, listener.fileno(), kept)) if _is_open(fd)))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0b100
+    for forget in (*undo, *undo):
+        forget()
+    assert all(map(_is_open, (reads, listener.fileno(), kept)))
+    listener.close()
+    for fd in (reads, writes, kept, other):
+        os.close(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
