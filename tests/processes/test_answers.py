@@ -422,10 +422,11 @@ def descriptors(pid: int, more: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_by_itself() -> None:
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_by_itself(loop: str) -> None:
     async def test() -> None:
         async with (
-            open_staged(*SESSION, "--log-level", "debug", workers=2) as server,
+            open_staged(*SESSION, "--loop", loop, "--log-level", "debug", workers=2) as server,
             server.wires() as wires,
             contextlib.AsyncExitStack() as stack,
         ):
