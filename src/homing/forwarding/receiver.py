@@ -68,6 +68,8 @@ class PeerConnection(FrameStream):
         self.loop = receiver.loop
         self.idle_since = 0.0
         self.busy = False
+        self.fresh = True
+        """It has carried nothing yet. Whoever made it was just about to send, and would take its loss for our death."""
         self._request: ReceivedRequest | None = None
         self._hung_up: asyncio.Event | None = None
 
@@ -110,7 +112,7 @@ class PeerConnection(FrameStream):
         """The request or the question is done with; the connection takes another."""
         self._request = None
         self._hung_up = None
-        self.busy = False
+        self.busy = self.fresh = False
         self.idle_since = self.loop.time()
         if self.read_paused:
             self.resume_reading()
@@ -211,7 +213,7 @@ class Receiver:
                 # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
                 # less use than the one that waits.
                 logger.warning("cannot take a connection from another worker now: %s", error.strerror)
-                self._drop_idle(used_before=float("inf"))
+                self._drop_idle(used_before=float("inf"), keep_fresh=True)
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             if peer_uid(accepted) != os.geteuid():
@@ -225,9 +227,11 @@ class Receiver:
                 logger.warning("lost a connection from another worker as it was made: %s", error)
                 accepted.close()
 
-    def _drop_idle(self, used_before: float) -> None:
-        for connection in [each for each in self.connections if not each.busy and each.idle_since <= used_before]:
-            connection.abort()
+    def _drop_idle(self, used_before: float, *, keep_fresh: bool = False) -> None:
+        for connection in list(self.connections):
+            idle = not connection.busy and not connection.inside_a_frame and connection.idle_since <= used_before
+            if idle and not (keep_fresh and connection.fresh):
+                connection.abort()
 
     def _tick(self) -> None:
         self._drop_idle(used_before=self.loop.time() - self._idle_seconds)

@@ -54,6 +54,11 @@ class FrameStream(asyncio.Protocol):
 
     # --- reading ---
 
+    @property
+    def inside_a_frame(self) -> bool:
+        """A part of a frame has arrived, and the rest is to come."""
+        return bool(self._missing or self._rest)
+
     def data_received(self, data: bytes) -> None:
         try:
             self._read(data)

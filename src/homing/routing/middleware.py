@@ -107,9 +107,12 @@ class SessionRoutingMiddleware:
     async def aclose(self) -> None:
         """Drain and close the worker. Safe to call twice."""
         if self.worker is not None:
-            await self.worker.drain()
-            worker, self.worker = self.worker, None
-            await worker.aclose()
+            worker = self.worker
+            try:
+                await worker.drain()
+            finally:
+                self.worker = None
+                await worker.aclose()
 
     @property
     def worker_id(self) -> WorkerId:
@@ -144,6 +147,10 @@ class SessionRoutingMiddleware:
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        if hop is not None and (self.worker is None or self.worker.drained):
+            # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
+            hop.not_mine()
+            return
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
