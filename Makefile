@@ -1,11 +1,17 @@
 # Two commands do everything: `make demo` and `make test`. Each sets up what it needs first.
 PYTHON := .venv/bin/python
+# What is written for the MCP SDK 1.x: checked against that SDK.
+MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py
 
-.PHONY: setup demo test test-long check format bench clean
+.PHONY: setup setup-mcp1 demo test test-long check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
 	@sh scripts/setup.sh
+
+# The MCP SDK 1.x, for the tests that drive its servers and clients beside 2.x.
+setup-mcp1:
+	@sh scripts/setup.sh mcp1
 
 # Less to install than for the tests.
 demo:
@@ -13,17 +19,18 @@ demo:
 	@.venv/bin/homing demo
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
-test: setup
+test: setup setup-mcp1
 	$(PYTHON) -m pytest -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
-test-long: setup
+test-long: setup setup-mcp1
 	$(PYTHON) -m pytest --timeout=1200
 
-check: setup
+check: setup setup-mcp1
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/mypy --python-executable .venv-mcp1/bin/python $(MCP1)
 	.venv/bin/lint-imports
 
 format: setup

@@ -1,47 +1,69 @@
 #!/bin/sh
-# Makes .venv with homing in it: `setup.sh` with everything that its tests and checks need, `setup.sh demo` with what
-# homing itself needs, which is much less. Safe to run again, and instant if nothing changed.
+# Makes an environment with homing in it. Safe to run again, and instant if nothing changed.
+#   setup.sh        .venv with everything that the tests and checks need
+#   setup.sh demo   .venv with what homing itself needs, which is much less
+#   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
 set -eu
 cd "$(dirname "$0")/.."
 
-whole=.venv/.ready
-if [ "${1:-}" = demo ]; then ready=.venv/.ready-demo; else ready=$whole; fi
+env=.venv
+requirements=requirements-dev.txt
+ready=$env/.ready
+case "${1:-}" in
+    demo)
+        requirements=
+        ready=$env/.ready-demo
+        ;;
+    mcp1)
+        env=.venv-mcp1
+        requirements=requirements-mcp1.txt
+        ready=$env/.ready
+        ;;
+esac
+
 fail() {
     echo "homing: $*" >&2
     exit 1
 }
 
 is_current() {
-    [ -f "$1" ] && .venv/bin/python -c '' 2>/dev/null || return 1
+    [ -f "$1" ] && "$env/bin/python" -c '' 2>/dev/null || return 1
     # An environment that was moved keeps its old path in its scripts.
     [ "$(cat "$1")" = "$PWD" ] || return 1
-    for source in pyproject.toml requirements-dev.txt constraints.txt scripts/setup.sh; do
+    for source in pyproject.toml $requirements constraints.txt scripts/setup.sh; do
         [ "$1" -nt "$source" ] || return 1
     done
 }
-if is_current "$ready" || is_current "$whole"; then exit 0; fi
+# Who has everything has what the demo needs.
+if is_current "$ready" || is_current "$env/.ready"; then exit 0; fi
 
 python=
 for candidate in python3.13 python3.12 python3.11 python3 python; do
-    # A version manager's shim may exist and not run, so try it.
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+    if command -v "$candidate" >/dev/null 2>&1 &&
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
         python=$candidate
         break
     fi
 done
-[ -n "$python" ] || fail "Python 3.11 or newer is needed: install it (Debian: apt-get install python3 python3-venv), then run this again"
+[ -n "$python" ] ||
+    fail "Python 3.11 or newer is needed and was not found: install it (Debian: apt-get install python3 python3-venv)"
 "$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
-    fail "the venv module of $python is needed: install it (Debian: apt-get install python3-venv), then run this again"
+    fail "$python has no venv module: install it (Debian: apt-get install python3-venv)"
 
 rm -f "$ready"
 # What an interrupted run left may have a Python and no pip.
-if ! .venv/bin/python -m pip --version >/dev/null 2>&1 || ! .venv/bin/pip --version >/dev/null 2>&1; then
-    rm -rf .venv
-    echo "making .venv with $python (a minute or two) ..."
-    "$python" -m venv .venv || fail "$python -m venv failed: install the venv module (Debian: apt-get install python3-venv)"
+if ! "$env/bin/python" -m pip --version >/dev/null 2>&1 || ! "$env/bin/pip" --version >/dev/null 2>&1; then
+    rm -rf "$env"
+    echo "making $env with $python (a minute or two) ..."
+    "$python" -m venv "$env" || fail "$python -m venv failed: install the venv module (Debian: apt-get install python3-venv)"
 fi
-set -- -c constraints.txt -e .
-[ "$ready" != "$whole" ] || set -- -r requirements-dev.txt "$@"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" ||
+constraints=constraints.txt
+if [ "$env" = .venv-mcp1 ]; then
+    constraints=$env/constraints.txt
+    grep -v '^mcp' constraints.txt >"$constraints"
+fi
+set -- -c "$constraints" -e .
+[ -z "$requirements" ] || set -- -r "$requirements" "$@"
+"$env/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
     fail "pip could not install what homing needs (its own message is above); run this again once it can"
 printf '%s\n' "$PWD" >"$ready"

@@ -227,7 +227,7 @@ class Forwarder:
 
     async def _answer(self, connection: OwnerConnection, head: bytes, deadline_seconds: float | None) -> Answer:
         connection.exchange = _Question()
-        connection.write(ASK, head)
+        connection.write_first(ASK, head)
         try:
             async with asyncio.timeout(deadline_seconds):
                 frame = await connection.next_frame()

@@ -70,6 +70,13 @@ class OwnerConnection(FrameStream):
             self.pause_reading()
         self._wake()
 
+    def write_first(self, kind: int, head: bytes, payload: bytes = b"") -> None:
+        """Write the first frame of an exchange. If the other end has closed already, that counts as a failed write."""
+        if not self.write(kind, head, payload):
+            error = BrokenPipeError(errno.EPIPE, "the connection was closed before anything was written")
+            self.abort(error)
+            self.error = error
+
     def ended(self) -> None:
         self.answer_by = 0.0
         self.pool.forget(self)

@@ -96,6 +96,7 @@ class Relay:
 
     # What is mostly so stands on the class: a request sets only what is otherwise.
     _mine = False
+    _undelivered = True
     _started = False
     _open = False
     """A WebSocket that was accepted and not closed."""
@@ -150,8 +151,9 @@ class Relay:
                         pass  # the client has left, and nobody is to be told
                     return True
                 if kind == START:
+                    start = read_start(head)
                     self._started = True
-                    await self._relay(read_start(head))
+                    await self._relay(start)
                 elif kind == BODY:
                     await self._relay({"type": "http.response.body", "body": payload, "more_body": True})
                 elif kind == LAST:
@@ -207,6 +209,8 @@ class Relay:
         owner = connection.pool.owner
         failure: HomingError
         if not self._mine:
+            if self._undelivered:
+                return UndeliveredError(f"the connection to worker {owner} ended before the request was written")
             return failed_before_answer(connection)
         if not self._started:
             failure = OwnerUnreachableError(f"worker {owner} was lost before its reply")
@@ -238,7 +242,9 @@ class Relay:
             payload = b"".join(taken)
         head = request_head(int(reason), note, self._scope, body, tuple(early))
         connection.answer_by = connection.pool.loop.time() + timeout_seconds
-        connection.write(REQUEST, head, payload)
+        # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
+        self._undelivered = connection.lost or connection.transport.is_closing()
+        connection.write_first(REQUEST, head, payload)
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:

@@ -54,6 +54,11 @@ class FrameStream(asyncio.Protocol):
 
     # --- reading ---
 
+    @property
+    def inside_a_frame(self) -> bool:
+        """A part of a frame has arrived, and the rest is to come."""
+        return bool(self._missing or self._rest)
+
     def data_received(self, data: bytes) -> None:
         try:
             self._read(data)
@@ -113,10 +118,10 @@ class FrameStream(asyncio.Protocol):
 
     # --- writing ---
 
-    def write(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
-        """Write one frame. Nothing happens if the connection is lost: who must know looks at `lost`."""
+    def write(self, kind: int, head: bytes = b"", payload: bytes = b"") -> bool:
+        """Write one frame; False if the connection has ended, and nothing of the frame was written."""
         if self.lost or self.transport.is_closing():
-            return
+            return False
         size = len(payload)
         prefix = (kind | len(head) << 8 | size << 32).to_bytes(PREFIX_BYTES, "little")
         if size <= _JOINED_BYTES:
@@ -124,6 +129,7 @@ class FrameStream(asyncio.Protocol):
         else:
             self.transport.write(prefix + head)
             self.transport.write(payload)
+        return True
 
     async def writable(self) -> None:
         """Wait until the other end has taken enough of what was written, or the connection is lost."""

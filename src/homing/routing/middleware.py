@@ -31,7 +31,7 @@ from homing.routing.request import (
 )
 from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -107,9 +107,12 @@ class SessionRoutingMiddleware:
     async def aclose(self) -> None:
         """Drain and close the worker. Safe to call twice."""
         if self.worker is not None:
-            await self.worker.drain()
-            worker, self.worker = self.worker, None
-            await worker.aclose()
+            worker = self.worker
+            try:
+                await worker.drain()
+            finally:
+                self.worker = None
+                await worker.aclose()
 
     @property
     def worker_id(self) -> WorkerId:
@@ -142,7 +145,12 @@ class SessionRoutingMiddleware:
             await self.app(scope, receive, send)
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
+        undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        if hop is not None and (self.worker is None or self.worker.drained):
+            # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
+            hop.not_mine()
+            return
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
@@ -150,6 +158,10 @@ class SessionRoutingMiddleware:
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
+                if hop.reason is Reason.SCATTERED:
+                    # As if a client had sent it here: this worker's to answer, wherever it is then served.
+                    hop.mine()
+                    undecided = None
             request: RoutedRequest | None
             worker = self.worker
             if worker is None:
@@ -161,8 +173,8 @@ class SessionRoutingMiddleware:
                     request = await routing.route()
                     receive = routing.receive
         except ReplyError as error:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
             return
         except ReplyCutError:
@@ -173,8 +185,8 @@ class SessionRoutingMiddleware:
             await abort(cut)
             return
         if request is not None:
-            if hop is not None:
-                hop.mine()
+            if undecided is not None:
+                undecided.mine()
             await self._serve(request, scope, receive, send, cut)
 
     def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
@@ -194,6 +206,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
+        request.arrive(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -210,7 +223,7 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(scope, failed=failed)
+            request.leave(failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)
