@@ -32,7 +32,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         case ["sessions"]:
             session = secrets.token_urlsafe(16)
             sessions[session] = {"incarnation": secrets.token_hex(8), "count": 0}
-            await _reply(send, {"session": session, "incarnation": sessions[session]["incarnation"], "pid": os.getpid()})
+            await _reply(
+                send, {"session": session, "incarnation": sessions[session]["incarnation"], "pid": os.getpid()}
+            )
         case ["sessions", session]:
             sessions.pop(session, None)
             await _reply(send, {"pid": os.getpid()})
