@@ -14,6 +14,7 @@ import logging
 from typing import Final, cast
 
 from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError
+from homing.rundir import close_after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +153,11 @@ class FrameStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        # A child that the app forks would keep the connection open when this worker is dead, and the other end waiting.
+        self._undo_close_after_fork = close_after_fork(transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._undo_close_after_fork()
         if not self.lost:
             self._lose(exc)
 
