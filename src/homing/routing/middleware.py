@@ -19,6 +19,7 @@ from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
 from homing.identity import Identity, Learner, Named
+from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
@@ -206,7 +207,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
-        request.arrive(scope)
+        arrived = dict(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -223,7 +224,9 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            if scope.get(ENDED_SCOPE_KEY):
+                request.end()
+            request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)
