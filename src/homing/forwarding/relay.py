@@ -131,7 +131,7 @@ class Relay:
                 self._start_pump()
                 connection.pool.loop.call_soon(self._send_head_soon, timeout_seconds, reason, note)
             while True:
-                frame = await connection.next_frame()
+                frame = connection.frame_that_waits() or await connection.next_frame()
                 if self._failure is not None:
                     raise self._failure
                 if frame is None:
