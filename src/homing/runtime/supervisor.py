@@ -35,6 +35,7 @@ from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failu
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.5
+PING_SECONDS: Final = 1.0
 FORCED_STOP_SECONDS: Final = 5.0
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 30.0
@@ -57,7 +58,8 @@ class Worker:
         self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
-        self._pinged_at: float | None = None
+        self._pinged_at = time.monotonic()
+        self._unanswered = False
         self.loaded = False
         self.ready = False
         self.failed: Failed | None = None
@@ -86,7 +88,7 @@ class Worker:
         with contextlib.suppress(EOFError, OSError):
             while not self._link.closed and self._link.poll(0):
                 message = self._link.recv()
-                self._pinged_at = None
+                self._unanswered = False
                 if isinstance(message, Loaded):
                     self.loaded = True
                 elif isinstance(message, Ready):
@@ -97,13 +99,15 @@ class Worker:
         self._link.close()
 
     def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether a ping has gone unanswered for so long; pings if none is under way. Does not wait."""
+        """Whether a ping has gone unanswered for so long; pings now and then. Does not wait."""
         now = time.monotonic()
-        if self._pinged_at is not None:
+        if self._unanswered:
             return now - self._pinged_at > timeout_seconds
-        with contextlib.suppress(OSError):
-            self._link.send(b"ping")
-            self._pinged_at = now
+        # Not at once when an answer is in: it wakes the supervisor, which would then do nothing but ask again.
+        if now - self._pinged_at >= PING_SECONDS:
+            with contextlib.suppress(OSError):
+                self._link.send(b"ping")
+                self._pinged_at, self._unanswered = now, True
         return False
 
     def signal(self, number: int) -> None:
@@ -187,6 +191,8 @@ class Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Look at every worker once: take in what it said, replace it if it died or hangs. Does not wait."""
+        for worker in self._workers():
+            worker.listen()
         self._reap()
         for slot in self._slots:
             self._look_at(slot)
@@ -204,7 +210,6 @@ class Supervisor(Multiprocess):
             if time.monotonic() >= slot.retry_at:
                 slot.worker = self._start_worker()
             return
-        worker.listen()
         if worker.ready:
             slot.failures = 0
         if worker.exit_code is None:
@@ -241,7 +246,6 @@ class Supervisor(Multiprocess):
 
     def _reap(self) -> None:
         for worker in list(self._retiring):
-            worker.listen()
             if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
                 worker.kill()
             if worker.exit_code is not None:
@@ -261,7 +265,9 @@ class Supervisor(Multiprocess):
     def _wait(self, wakeups: socket.socket) -> None:
         handles: list[connection.Connection | socket.socket | int] = [wakeups]
         for worker in self._workers():
-            handles += worker.wait_handles
+            # What an exited worker leaves stays readable: waiting for it again would not wait.
+            if worker.exit_code is None:
+                handles += worker.wait_handles
         if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
             with contextlib.suppress(BlockingIOError):
                 wakeups.recv(4096)
@@ -299,7 +305,6 @@ class Supervisor(Multiprocess):
             slot.replacement = self._start_worker()
             return
         new = slot.replacement
-        new.listen()
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
             self._retire(old)
