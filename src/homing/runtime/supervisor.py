@@ -30,12 +30,12 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
+from homing.runtime.heartbeat import Heartbeat
 from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.5
-PING_SECONDS: Final = 1.0
 FORCED_STOP_SECONDS: Final = 5.0
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 30.0
@@ -58,8 +58,7 @@ class Worker:
         self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
-        self._pinged_at = time.monotonic()
-        self._unanswered = False
+        self._heartbeat = Heartbeat(TICK_SECONDS)
         self.loaded = False
         self.ready = False
         self.failed: Failed | None = None
@@ -88,7 +87,7 @@ class Worker:
         with contextlib.suppress(EOFError, OSError):
             while not self._link.closed and self._link.poll(0):
                 message = self._link.recv()
-                self._unanswered = False
+                self._heartbeat.heard()
                 if isinstance(message, Loaded):
                     self.loaded = True
                 elif isinstance(message, Ready):
@@ -99,16 +98,12 @@ class Worker:
         self._link.close()
 
     def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether a ping has gone unanswered for so long; pings now and then. Does not wait."""
-        now = time.monotonic()
-        if self._unanswered:
-            return now - self._pinged_at > timeout_seconds
-        # Not at once when an answer is in: it wakes the supervisor, which would then do nothing but ask again.
-        if now - self._pinged_at >= PING_SECONDS:
+        """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
+        if self._heartbeat.due():
             with contextlib.suppress(OSError):
                 self._link.send(b"ping")
-                self._pinged_at, self._unanswered = now, True
-        return False
+                self._heartbeat.sent()
+        return self._heartbeat.missed(timeout_seconds)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -312,6 +307,7 @@ class Supervisor(Multiprocess):
             if not self._to_restart:
                 logger.info("all %d workers were restarted", len(self._slots))
         elif new.exit_code is not None:
+            new.listen()
             line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
             logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
             new.close()
