@@ -131,7 +131,7 @@ class Relay:
                 self._start_pump()
                 connection.pool.loop.call_soon(self._send_head_soon, timeout_seconds, reason, note)
             while True:
-                frame = await connection.next_frame()
+                frame = connection.frame_that_waits() or await connection.next_frame()
                 if self._failure is not None:
                     raise self._failure
                 if frame is None:
@@ -151,8 +151,9 @@ class Relay:
                         pass  # the client has left, and nobody is to be told
                     return True
                 if kind == START:
+                    start = read_start(head)
                     self._started = True
-                    await self._relay(read_start(head))
+                    await self._relay(start)
                 elif kind == BODY:
                     await self._relay({"type": "http.response.body", "body": payload, "more_body": True})
                 elif kind == LAST:
@@ -243,7 +244,7 @@ class Relay:
         connection.answer_by = connection.pool.loop.time() + timeout_seconds
         # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
         self._undelivered = connection.lost or connection.transport.is_closing()
-        connection.write(REQUEST, head, payload)
+        connection.write_first(REQUEST, head, payload)
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:

@@ -19,6 +19,7 @@ from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
 from homing.identity import Identity, Learner, Named
+from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
@@ -107,9 +108,12 @@ class SessionRoutingMiddleware:
     async def aclose(self) -> None:
         """Drain and close the worker. Safe to call twice."""
         if self.worker is not None:
-            await self.worker.drain()
-            worker, self.worker = self.worker, None
-            await worker.aclose()
+            worker = self.worker
+            try:
+                await worker.drain()
+            finally:
+                self.worker = None
+                await worker.aclose()
 
     @property
     def worker_id(self) -> WorkerId:
@@ -144,6 +148,10 @@ class SessionRoutingMiddleware:
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        if hop is not None and (self.worker is None or self.worker.drained):
+            # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
+            hop.not_mine()
+            return
         try:
             if hop is None:
                 named = self.identity.from_head(scope)
@@ -199,6 +207,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
+        arrived = dict(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -215,7 +224,9 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(scope, failed=failed)
+            if scope.get(ENDED_SCOPE_KEY):
+                request.end()
+            request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)

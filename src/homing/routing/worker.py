@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 from homing.clock import SYSTEM_CLOCK, Clock
 from homing.directory import SessionOwners
 from homing.directory.base import Given
+from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
@@ -63,6 +64,7 @@ class Worker:
         owners, path_keys: Which worker owns each session and path key.
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
+        drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Worker:
     ) -> None:
         self.id = identifier
         self.lifetimes = lifetimes
+        self.drained = False
         self._graceful_seconds = GRACEFUL_SECONDS if graceful_seconds is None else graceful_seconds
         self._owner_timeout_seconds = owner_timeout_seconds
         self._clock = clock
@@ -124,7 +127,7 @@ class Worker:
                 sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
             )
             self._stack.push_async_callback(_cancel, sweeper)
-            self._stack.enter_context(_stop_signals_marked(lambda: self.run_directory.mark(self.id, "stopping")))
+            self._stack.enter_context(_stop_signals_marked(lambda: self._mark("stopping")))
         except BaseException:
             await self.aclose()
             raise
@@ -133,18 +136,35 @@ class Worker:
         return self
 
     async def drain(self) -> None:
-        """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained."""
-        self.run_directory.mark(self.id, "drained")
+        """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained.
+
+        After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
+        """
+        self._mark("drained")
         deadline = self._clock.monotonic() + self._graceful_seconds
         # Marks are files that other processes make: there is no event to wait for.
         while self._others_still_drain() and self._clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        # From here on whoever still sends something goes on without this worker: under load, waiting until nothing
+        # comes would take the whole graceful limit, and then cut off what had come.
+        self.drained = True
         if self._receiver is not None:
             await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))
 
+    def _mark(self, state: str) -> None:
+        """Tell the others. A worker that cannot, with no room or no directory left, stops all the same."""
+        try:
+            self.run_directory.mark(self.id, state)
+        except HomingError as error:
+            logger.warning("the other workers are not told: %s", error)
+
     def _others_still_drain(self) -> bool:
-        draining = self.run_directory.marks("stopping") - self.run_directory.marks("drained") - {self.id}
-        return any(not self.run_directory.is_dead(each) for each in draining)
+        try:
+            draining = self.run_directory.marks("stopping") - self.run_directory.marks("drained") - {self.id}
+            return any(not self.run_directory.is_dead(each) for each in draining)
+        except HomingError as error:
+            logger.warning("not waiting for the other workers: %s", error)
+            return False
 
     async def aclose(self) -> None:
         """Close everything, the private socket after the last handler and the life lock last."""
@@ -193,10 +213,7 @@ def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
     stops: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        try:
-            mark()
-        except OSError:
-            logger.warning("could not mark this worker as stopping", exc_info=True)
+        mark()
         before = previous[number]
         if callable(before):
             before(number, frame)
