@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
 import logging
 import os
@@ -143,6 +144,7 @@ class Receiver:
         state: Callable[[], dict[str, Any] | None],
         on_ask: OnAsk | None,
         idle_seconds: float,
+        context: contextvars.Context | None,
     ) -> None:
         self.listener = listener
         self.counters = Counters()
@@ -153,6 +155,7 @@ class Receiver:
         self._state = state
         self._on_ask = on_ask
         self._idle_seconds = idle_seconds
+        self._context = contextvars.copy_context() if context is None else context
         self._requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._nothing_in_flight: asyncio.Event | None = None
@@ -243,7 +246,9 @@ class Receiver:
         if state is not None:
             scope["state"] = state.copy()
         # The request itself takes its task off: a callback on each task would cost as much as the look-up of its owner.
-        self._requests[request] = self.loop.create_task(request.run(self._app, scope, self._request_ended))
+        self._requests[request] = self.loop.create_task(
+            request.run(self._app, scope, self._request_ended), context=self._context.copy()
+        )
 
     def _request_ended(self, request: ReceivedRequest) -> None:
         self._requests.pop(request, None)
@@ -303,6 +308,7 @@ async def serve_private_socket(
     state: Callable[[], dict[str, Any] | None] = _no_state,
     on_ask: OnAsk | None = None,
     idle_seconds: float = 30.0,
+    context: contextvars.Context | None = None,
 ) -> AsyncIterator[Receiver]:
     """Listen on a worker's private socket, and call `app` for each request that another worker sends.
 
@@ -312,6 +318,8 @@ async def serve_private_socket(
         state: This worker's lifespan state; each request gets a copy, as servers give it. None: no such key.
         on_ask: Answers a worker that asks for a session; without it, the answer is `Answer.NOT_MINE`.
         idle_seconds: How long an unused connection is kept. More than the forwarder's, which lets go first.
+        context: Each request runs in a copy of it; None: of the caller's. Give the one that the server's own requests
+            run in: what an app sets in its lifespan is not seen by them.
 
     Raises:
         OSError: the socket cannot be bound, for one because the path exists.
@@ -320,7 +328,7 @@ async def serve_private_socket(
     maker = os.getpid()
     # A child with a copy would let connections to a dead worker wait, where they have to be refused.
     undo = close_after_fork(listener)
-    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds)
+    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds, context=context)
     try:
         yield receiver
     finally:

@@ -5,8 +5,10 @@ Not here: apps that name their sessions in their own way (`sticky.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from homing.clock import SYSTEM_CLOCK, Clock
 from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
@@ -15,7 +17,7 @@ from homing.routing.route import Policy
 from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
 from homing.routing.sweeper import sweep_interval
 from homing.routing.worker import Worker
-from homing.types import ASGIApp, WorkerId
+from homing.types import ASGIApp, SessionId, WorkerId
 
 if TYPE_CHECKING:
     import itsdangerous
@@ -42,6 +44,8 @@ def install_session_routing(
     mcp_path: str = "/mcp",
     max_body_bytes: int = 2**20,
     owner_timeout_seconds: float = 30.0,
+    drop: Callable[[str], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> WorkerId | None:
     """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
 
@@ -49,7 +53,7 @@ def install_session_routing(
     router is then `app.state.homing_router`, with `lifetimes`, and, while the worker serves, `worker.owners`.
 
     Args:
-        app: Its session middleware uses `session_cookie` and `secret_key`.
+        app: Its session middleware uses `session_cookie` and `secret_key`; how long a cookie is good for is read from it.
         kind: Where requests name their session.
         socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers. None: one worker; it
             only checks and sets the session ID of seeds and closes, and owns nothing.
@@ -60,6 +64,12 @@ def install_session_routing(
         session_starts, session_ends: Routes that start or end a session, beside the kind's seed and close.
         close_follows_header: The request header by which an end route's caller says that a close follows.
         backlog: Connections that may wait at the private socket.
+        mcp_path: Where the token alone names the session.
+        max_body_bytes: The largest JSON body of a seed or close.
+        owner_timeout_seconds: How long an owner may take to say whether a forwarded request's session is its own.
+        drop: Lets go of a session's state, when this worker gives the session to one that restores it. Synchronous, and
+            does not raise.
+        clock: Ages cookies and resources sessions.
 
     Returns:
         This worker's ID, also in `app.state.homing_routing_id`; None for one worker.
@@ -67,20 +77,27 @@ def install_session_routing(
     Raises:
         RuntimeError: the app has already started.
     """
+    # Starlette is imported by its users only.
+    from homing.routing.session_id import cookie_max_age, put_session_id_next_to_session
+
     starts = (kind.seed_path, *session_starts)
     ends = (kind.close_path, *session_ends)
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
     lifetimes: SessionLifetimes
+    forget: Callable[[str], None] | None
     if agent_sessions is not None:
         lifetimes = AgentSessionLifetimes(agent_sessions, starts)
+        forget = None
     else:
-        lifetimes = ResourcesSessionLifetimes(
+        lifetimes = resources = ResourcesSessionLifetimes(
             window,
             starts,
             ends,
             close_follows_header,
+            clock=clock,
             being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108
         )
+        forget = resources.forget
     identity = KindIdentity(
         kind,
         session_cookie,
@@ -92,7 +109,17 @@ def install_session_routing(
         mcp_path=mcp_path,
         close_follows_header=close_follows_header,
         max_body_bytes=max_body_bytes,
+        max_age_seconds=cookie_max_age(app.user_middleware),
+        clock=clock,
     )
+
+    def given_away(session_id: str) -> None:
+        if forget is not None:
+            forget(session_id)
+        if router.worker is not None:
+            router.worker.path_keys.unbind(SessionId(session_id))
+        if drop is not None:
+            drop(session_id)
 
     def opened(worker: Worker) -> None:
         app.state.homing_routing_id = worker.id
@@ -115,6 +142,7 @@ def install_session_routing(
         ),
         socket_dir=None if socket_dir is None else lambda: socket_dir,
         entry=app,
+        drop=given_away,
         on_open=opened,
     )
 
@@ -122,13 +150,9 @@ def install_session_routing(
         router.app = inner
         return router
 
-    from starlette.middleware import Middleware
-
-    from homing.routing.session_id import SessionIdMiddleware
-
     # Starlette calls it as it would call a class.
     app.add_middleware(outermost)
-    app.user_middleware.append(Middleware(SessionIdMiddleware, cookie_key=kind.cookie_key))
+    put_session_id_next_to_session(app.user_middleware, kind.cookie_key)
     app.state.homing_router = router
     routing_id = None if socket_dir is None else router.worker_id
     app.state.homing_routing_id = routing_id

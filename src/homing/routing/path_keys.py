@@ -11,48 +11,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from homing.directory import SessionOwners
 from homing.rundir import RunDirectory
 from homing.types import PATH, SessionId, WorkerId
 
 
+@dataclass(slots=True)
+class _Binding:
+    """A session's path key. Not `started`: so far only starts under way hold it, and goes with the last if all fail."""
+
+    key: str
+    started: bool = False
+
+
 class PathKeys:
     """The path keys that this worker holds, each for as long as a session bound to it runs here."""
 
     def __init__(self, run_directory: RunDirectory, worker_id: WorkerId) -> None:
-        self._key_of: dict[SessionId, str] = {}
+        self._bindings: dict[SessionId, _Binding] = {}
         self._bound: Counter[str] = Counter()
         self._here = worker_id
         self.owners = SessionOwners(run_directory.path, worker_id, self._holds, kind=PATH, run_directory=run_directory)
 
     def __repr__(self) -> str:
-        return f"<PathKeys {self._here[:6]}: {len(self._bound)} keys of {len(self._key_of)} sessions>"
+        return f"<PathKeys {self._here[:6]}: {len(self._bound)} keys of {len(self._bindings)} sessions>"
 
     def _holds(self, key: str) -> bool:
         return key in self._bound
 
     def bind(self, session_id: SessionId, key: str) -> WorkerId:
-        """Hold key for the session unless another worker holds it; return the key's owner. One block, no await."""
-        if session_id in self._key_of:
+        """Hold key for the session unless another worker holds it; return the key's owner. One block, no await.
+
+        A session has one key: while it has one, another is not looked at.
+        """
+        if session_id in self._bindings:
             return self._here
         owner = self.owners.acquire(key)
         if owner == self._here:
-            self._key_of[session_id] = key
+            self._bindings[session_id] = _Binding(key)
             self._bound[key] += 1
         return owner
 
+    def seeded(self, session_id: SessionId, *, refused: bool, others: int) -> None:
+        """A start of the session is leaving. If it was refused, as a late one after a close is, it holds no key.
+
+        Args:
+            others: How many other requests of the session are being served here; one of them may be a start.
+        """
+        binding = self._bindings.get(session_id)
+        if binding is None:
+            return
+        if not refused:
+            binding.started = True
+        elif not binding.started and not others:
+            self.unbind(session_id)
+
     def unbind(self, session_id: SessionId) -> None:
         """The session has ended here: its key goes with the last session bound to it. Safe to call twice."""
-        key = self._key_of.pop(session_id, None)
-        if key is None:
+        binding = self._bindings.pop(session_id, None)
+        if binding is None:
             return
-        self._bound[key] -= 1
-        if not self._bound[key]:
-            del self._bound[key]
-            self.owners.release(key)
+        self._bound[binding.key] -= 1
+        if not self._bound[binding.key]:
+            del self._bound[binding.key]
+            self.owners.release(binding.key)
 
     def settle(self, mine: Callable[[str], bool]) -> None:
         """Unbind the sessions that this worker no longer owns, whoever released them."""
-        for session_id in [each for each in self._key_of if not mine(each)]:
+        for session_id in [each for each in self._bindings if not mine(each)]:
             self.unbind(session_id)

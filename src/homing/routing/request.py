@@ -49,7 +49,6 @@ class RoutedRequest:
     )
 
     def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
-        # Not the scope: the scope holds this, and a cycle for each request is work for the garbage collector.
         self._worker = worker
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
@@ -82,11 +81,12 @@ class RoutedRequest:
         self._entered.append(serving)
 
     def acquire(self) -> None:
-        """Record this worker as the owner of the session minted for this request, before its ID leaves.
+        """Record this worker as the owner of the session minted for this request, before its ID leaves: a use of it.
 
         Raises:
             SessionNotRecordedError: it could not be recorded; the reply becomes a 500 without cookie.
         """
+        self.used = True
         if self._owned or self._worker is None or self.session_id is None:
             return
         self._record(self.session_id)
@@ -120,6 +120,10 @@ class RoutedRequest:
             logger.warning("session not recorded: %s", self.unrecorded)
             raise self.unrecorded from error
 
+    def makes_known(self, scope: Scope, status: int) -> bool:
+        """Whether a reply with this status may carry the session's ID: the session was used, or is started by it."""
+        return self.used or (self.named.start and succeeded(scope, status))
+
     def end(self) -> None:
         """This request's session has ended; its owner is kept for the close retry window."""
         self._ended = True
@@ -130,11 +134,12 @@ class RoutedRequest:
             return nullcontext()
         return _Touch(self._worker, session_id)
 
-    def leave(self, scope: Scope, *, failed: bool) -> None:
+    def leave(self, arrived: Scope, *, failed: bool) -> None:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
-            scope: The request's.
+            arrived: The request's scope as it came. An app that mounts others, or strips a prefix, may change its own in
+                place, and then a start would no longer be seen as one.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
@@ -143,26 +148,31 @@ class RoutedRequest:
         status = None if failed else self.status
         try:
             if session_id is not None and self._owned:
-                self._leave_session(worker, session_id, scope, status)
+                self._leave_session(worker, session_id, arrived, status)
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
         if session_id is not None and not worker.owners.mine(session_id):
             worker.path_keys.unbind(session_id)
 
-    def _leave_session(self, worker: Worker, session_id: SessionId, scope: Scope, status: int | None) -> None:
-        turned = (self.named.start or self.named.end) and succeeded(scope, status)
+    def _leave_session(self, worker: Worker, session_id: SessionId, arrived: Scope, status: int | None) -> None:
+        if not worker.owners.mine(session_id):
+            return  # taken meanwhile from a worker that was thought dead: its lifetime is not kept here
+        turned = (self.named.start or self.named.end) and succeeded(arrived, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
         ended = self._ended or (turned and self.named.end)
         if ended:
-            scope[ENDED_SCOPE_KEY] = True
+            arrived[ENDED_SCOPE_KEY] = True
         if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, scope, status)
+            worker.lifetimes.served(session_id, arrived, status)
         if self.used and not worker.lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
             worker.lifetimes.opened(session_id)
         if ended:
             worker.path_keys.unbind(session_id)
+        elif self.named.start_path_key is not None:
+            refused = status is not None and not turned
+            worker.path_keys.seeded(session_id, refused=refused, others=worker.owners.served_now(session_id) - 1)
 
 
 # A touch is a request on no route: it neither starts nor ends the session, whatever route the handler is on.

@@ -191,6 +191,8 @@ class Routing:
         self._check_limit()
         if owners.acquire(session_id) != worker.id:
             return None
+        # What an earlier session of this ID was bound to, whose agent has released it since: no key of this one.
+        worker.path_keys.unbind(session_id)
         try:
             holder = self._bind_path_key(session_id)
             if holder == worker.id:
@@ -259,17 +261,14 @@ class Routing:
     def _serve_nameless(self) -> RoutedRequest:
         """A request that names no session here: it may begin one, under an ID minted for it or made by the app."""
         named, worker = self._named, self._worker
-        if named.start:
-            self._check_limit()
         if not named.mints:
+            self._check_limit()
             return RoutedRequest(worker, named, None)
         session_id = new_session_id()
         request = RoutedRequest(worker, named, session_id)
-        if named.start:
-            # Before the handler: the reply's cookie will name the session, whatever the handler does.
-            if worker.owners.acquire(session_id) != worker.id:
-                raise SessionMovingError
-            request.enter()
+        # A start acquires before the handler: the reply's cookie will name the session, whatever the handler does.
+        if named.start and self._acquire(request, session_id) != worker.id:
+            raise SessionMovingError
         return request
 
     # --- what all of them do ---

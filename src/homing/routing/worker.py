@@ -10,6 +10,7 @@ Not here: what a request does with all this (`middleware.py`), and when a worker
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import random
@@ -105,13 +106,20 @@ class Worker:
         return f"<Worker {self.id[:6]} {self.owners!r}>"
 
     async def open(
-        self, app: ASGIApp, *, state: Callable[[], dict[str, Any] | None], backlog: int, sweep_seconds: float
+        self,
+        app: ASGIApp,
+        *,
+        state: Callable[[], dict[str, Any] | None],
+        context: contextvars.Context | None,
+        backlog: int,
+        sweep_seconds: float,
     ) -> Self:
         """Take this worker's place: private socket and sweeper. What fails half-way is closed again.
 
         Args:
             app: Called for each request that another worker sends here.
             state: The lifespan's state, of which each request gets a copy.
+            context: Each request runs in a copy of it.
         """
         global _current  # noqa: PLW0603 - one process is one worker
         self._stack.push_async_callback(self.owners.aclose)
@@ -123,6 +131,7 @@ class Worker:
                     worker_socket_path(self.run_directory.path, self.id),
                     backlog,
                     state=state,
+                    context=context,
                     on_ask=self._asked,
                 )
             )

@@ -30,6 +30,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
+from homing.runtime.heartbeat import Heartbeat
 from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Worker:
         self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
-        self._pinged_at: float | None = None
+        self._heartbeat = Heartbeat(TICK_SECONDS)
         self.loaded = False
         self.ready = False
         self.failed: Failed | None = None
@@ -86,7 +87,7 @@ class Worker:
         with contextlib.suppress(EOFError, OSError):
             while not self._link.closed and self._link.poll(0):
                 message = self._link.recv()
-                self._pinged_at = None
+                self._heartbeat.heard()
                 if isinstance(message, Loaded):
                     self.loaded = True
                 elif isinstance(message, Ready):
@@ -97,14 +98,12 @@ class Worker:
         self._link.close()
 
     def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether a ping has gone unanswered for so long; pings if none is under way. Does not wait."""
-        now = time.monotonic()
-        if self._pinged_at is not None:
-            return now - self._pinged_at > timeout_seconds
-        with contextlib.suppress(OSError):
-            self._link.send(b"ping")
-            self._pinged_at = now
-        return False
+        """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
+        if self._heartbeat.due():
+            with contextlib.suppress(OSError):
+                self._link.send(b"ping")
+                self._heartbeat.sent()
+        return self._heartbeat.missed(timeout_seconds)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
