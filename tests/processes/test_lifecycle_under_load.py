@@ -40,33 +40,18 @@ async def posted(wire: Wire, path: str) -> Reply:
     return await wire.reply("POST")
 
 
-@contextlib.asynccontextmanager
-async def counting(server: Staged) -> AsyncIterator[dict[int, Wire]]:
-    """A connection to each worker of a server of the counter app."""
-    async with contextlib.AsyncExitStack() as opened:
-        found: dict[int, Wire] = {}
-        for _ in range(400):
-            wire = await opened.enter_async_context(connect(server.server.address))
-            pid = json.loads((await posted(wire, "/")).body)["pid"]
-            found.setdefault(pid, wire)
-            if len(found) == server.workers:
-                break
-        assert len(found) == server.workers
-        yield found
-
-
 # --- a child that a worker forked ---
 
 
 def test_a_forked_child_keeps_no_dead_worker_alive_and_no_request_waiting() -> None:
     async def test() -> None:
-        async with open_staged(*COUNTING, app=COUNTERS, workers=2) as server, counting(server) as wires:
+        async with open_staged(*COUNTING, app=COUNTERS, workers=2) as server, server.wires() as wires:
             owner, front = wires
             session = (await made(wires[owner]))["session"]
             steps = f"/sessions/{session}/step"
             # The hop's connections exist when the child is made, in the pool and in use, and so does the listener.
             assert (await posted(wires[front], steps)).status == 200
-            async with connection_to(server, front) as stream:
+            async with connection(server, front) as stream:
                 await stream.send(request("GET", f"/sessions/{session}/events"))
                 await stream.until(b"data: 1\n\n")
                 child = json.loads((await posted(wires[front], f"/sessions/{session}/fork")).body)["child"]
@@ -93,19 +78,6 @@ def listening(port: int) -> set[str]:
     found = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
     assert found
     return found
-
-
-@contextlib.asynccontextmanager
-async def connection_to(server: Staged, pid: int) -> AsyncIterator[Wire]:
-    """One more connection to this worker."""
-    for _ in range(400):
-        async with contextlib.AsyncExitStack() as opened:
-            wire = await opened.enter_async_context(connect(server.server.address))
-            reply = await posted(wire, "/")
-            if reply.body.split()[-1].rstrip(b"}") == str(pid).encode():
-                yield wire
-                return
-    raise AssertionError(f"worker {pid} accepted none of 400 connections")
 
 
 # --- told to stop ---

@@ -8,6 +8,8 @@ Each session is a counter with a random incarnation, so that a reply shows wheth
     GET /sessions/{id}/events           `data: <n>` for ever
     WebSocket /sessions/{id}/socket     echoes text, after the incarnation
     POST /sessions/{id}/fork            {"child"}: a child process that lives until it is killed
+    GET /                               the worker's process ID as the last word of a text
+    POST /start                         {"made", "incarnation", "pid"}: the session that `x-session` names, made if unknown
 """
 
 from __future__ import annotations
@@ -35,6 +37,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await _reply(
                 send, {"session": session, "incarnation": sessions[session]["incarnation"], "pid": os.getpid()}
             )
+        case ["start"]:
+            session = dict(scope["headers"])[b"x-session"].decode()
+            made = session not in sessions
+            state = sessions.setdefault(session, {"incarnation": secrets.token_hex(8), "count": 0})
+            await _reply(send, {"made": made, "incarnation": state["incarnation"], "pid": os.getpid()})
         case ["sessions", session]:
             sessions.pop(session, None)
             await _reply(send, {"pid": os.getpid()})
@@ -51,7 +58,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
                 state["count"] += 1
                 await _reply(send, {**state, "hollow": hollow, "pid": os.getpid()})
         case _:
-            await _reply(send, {"pid": os.getpid()})
+            await _send(send, b"text/plain", b"counter %d" % os.getpid())
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
@@ -62,8 +69,11 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 
 async def _reply(send: Send, value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    await _send(send, b"application/json", json.dumps(value).encode())
+
+
+async def _send(send: Send, content_type: bytes, data: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(data))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 GRACEFUL_SECONDS: Final = 30.0
 """How long a stopping worker waits for the others to drain, where the server has no limit of its own."""
 
+LAST_SECONDS: Final = 0.5
+"""What a worker waits at least, if its own connections took all of the limit: the others reach it a moment later."""
+
 _DRAIN_POLL_SECONDS: Final = 0.05
 
 _ANSWERS: Final = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
@@ -82,7 +85,8 @@ class Worker:
         self.id = identifier
         self.lifetimes = lifetimes
         self.drained = False
-        self._graceful_seconds = GRACEFUL_SECONDS if graceful_seconds is None else graceful_seconds
+        self._graceful_seconds = graceful_seconds
+        self._told_at: float | None = None
         self._owner_timeout_seconds = owner_timeout_seconds
         self._clock = clock
         self._receiver: Receiver | None = None
@@ -136,7 +140,7 @@ class Worker:
                 sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
             )
             self._stack.push_async_callback(_cancel, sweeper)
-            self._stack.enter_context(_stop_signals_marked(lambda: self._mark("stopping")))
+            self._stack.enter_context(_stop_signals_marked(self._told_to_stop))
         except BaseException:
             await self.aclose()
             raise
@@ -150,7 +154,7 @@ class Worker:
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
         self._mark("drained")
-        deadline = self._clock.monotonic() + self._graceful_seconds
+        deadline = self._drain_until()
         # Marks are files that other processes make: there is no event to wait for.
         while self._others_still_drain() and self._clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -159,6 +163,24 @@ class Worker:
         self.drained = True
         if self._receiver is not None:
             await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))
+
+    def _drain_until(self) -> float:
+        """When to stop waiting, on the clock.
+
+        A limit that was set counts from the signal, since the server has spent some of it on its own connections: counted
+        anew, a stop would take twice the limit.
+        """
+        now = self._clock.monotonic()
+        if self._graceful_seconds is None:
+            return now + GRACEFUL_SECONDS
+        if self._told_at is None:
+            return now + self._graceful_seconds
+        return max(self._told_at + self._graceful_seconds, now + min(self._graceful_seconds, LAST_SECONDS))
+
+    def _told_to_stop(self) -> None:
+        if self._told_at is None:
+            self._told_at = self._clock.monotonic()
+        self._mark("stopping")
 
     def _mark(self, state: str) -> None:
         """Tell the others. A worker that cannot, with no room or no directory left, stops all the same."""
