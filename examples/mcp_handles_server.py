@@ -12,7 +12,7 @@ import os
 import secrets
 from typing import Annotated
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Elicit, MCPServer, Resolve
 from pydantic import BaseModel, Field
 
 mcp = MCPServer("books by handle")
@@ -31,6 +31,12 @@ class Page(BaseModel):
 
     lines: int
     pid: int
+
+
+class Title(BaseModel):
+    """The form that the client fills in."""
+
+    text: str
 
 
 def find(book: str) -> list[str]:
@@ -60,6 +66,21 @@ async def write(book: str, line: str) -> Page:
 async def read(book: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Book"})]) -> Page:
     """Count a book's lines."""
     return Page(lines=len(find(book)), pid=os.getpid())
+
+
+async def ask_title() -> Elicit[Title]:
+    """The question is a reply that asks for more; the client then repeats the whole call with the answer."""
+    return Elicit("a better title", Title)
+
+
+# Both rounds name the book, so they reach one worker: the state that the client carries between
+# them is sealed with a key of this process (`RequestStateSecurity` can share one, for tools that
+# take no handle).
+@mcp.tool()
+async def retitle(book: str, title: Annotated[Title, Resolve(ask_title)]) -> Page:
+    """Ask for a better title of a book."""
+    find(book)[0] = title.text
+    return Page(lines=len(books[book]), pid=os.getpid())
 
 
 app = mcp.streamable_http_app()

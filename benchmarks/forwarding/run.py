@@ -201,12 +201,15 @@ def main() -> int:
         "skipped": skipped,
         "rounds": [],
     }
+    failed = False
     try:
         loader = build_loader()
         for number in range(options.rounds):
             result["rounds"].append(run_round(loader, setups, number, options.rounds, options.seconds))
     except (LoaderError, SetupError) as error:
         say(f"bench: {error}")
+        failed = True
+    if not result["rounds"]:
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "rounds.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -216,7 +219,7 @@ def main() -> int:
         print(json.dumps(result))
     say(f"\n{report.goals_table(result)}\nwrote {options.out / 'rounds.json'} and {options.out / 'results.md'}")
     bad = sum(cell["errors"] + cell["wrong"] for a_round in result["rounds"] for cell in a_round["cells"])
-    return 1 if bad else 0
+    return 1 if bad or failed else 0
 
 
 if __name__ == "__main__":

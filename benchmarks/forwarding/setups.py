@@ -24,7 +24,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 15.0
+STOP_SECONDS: Final = 60.0
 
 UVICORN_OPTIONS: Final = (
     "--host=127.0.0.1",
@@ -34,6 +34,8 @@ UVICORN_OPTIONS: Final = (
     "--log-level=warning",
     # On a busy machine the supervisor's default of 5 s can take a worker that waits for the CPU for a hung one.
     "--timeout-worker-healthcheck=60",
+    # A connection that waits while the others are made must not be closed for it; 5 s is the default.
+    "--timeout-keep-alive=60",
 )
 
 HAPROXY_CONFIG: Final = """\

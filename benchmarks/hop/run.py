@@ -155,10 +155,11 @@ def measure(ports: list[int], pids: list[int], rounds: int, requests: int) -> No
     print(f"{'':16}{'CPU µs':>10}{'lowest':>10}{'÷ local':>10}{'p50 ms':>10}{'p99 ms':>10}")
     for method, owner in settings:
         ratios = [here / local for here, local in zip(costs[method, owner], costs[method, WORKERS[0]], strict=True)]
+        cost = costs[method, owner]
         quantiles = statistics.quantiles(waits[method, owner], n=100)
         print(
             f"{method:5}{'local' if owner == WORKERS[0] else 'forwarded':11}"
-            f"{statistics.median(costs[method, owner]):10.1f}{min(costs[method, owner]):10.1f}{statistics.median(ratios):10.2f}"
+            f"{statistics.median(cost):10.1f}{min(cost):10.1f}{statistics.median(ratios):10.2f}"
             f"{quantiles[49] * 1e3:10.2f}{quantiles[98] * 1e3:10.2f}"
         )
 

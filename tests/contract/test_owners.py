@@ -359,6 +359,22 @@ async def test_a_session_released_while_a_give_waited_is_not_given(world: WorldT
     assert one.dropped == []
 
 
+async def test_a_session_taken_from_its_owner_while_a_give_waited_is_not_given_again(
+    world: WorldT, one: Worker, two: Worker
+) -> None:
+    third = world.worker()
+    own(one, "s")
+    serving = Serving(one, "s")
+    with fenced() as fence:
+        giving = asyncio.create_task(one.owners.give("s", two.id, timeout_seconds=30))
+        await fence.wait()
+    world.unplant("s")
+    own(third, "s")
+    serving.leave()
+    assert await giving is Given.NOT_MINE
+    assert one.owners.owner("s") == third.id
+
+
 async def test_two_gives_of_one_session_give_it_once(world: WorldT, one: Worker, two: Worker) -> None:
     own(one, "s")
     third = world.worker()
@@ -391,6 +407,25 @@ async def test_a_restore_takes_what_a_dead_worker_owned(world: WorldT, one: Work
     assert two.opened == ["s"]
     assert two.owners.owner("s") == two.id
     assert two.owners.counters.taken == 1
+
+
+async def test_a_dead_workers_record_that_changed_before_the_lock_was_held_is_looked_at_anew(
+    world: WorldT, one: Worker, two: Worker
+) -> None:
+    own(one, "s")
+    await world.kill(one)
+    third = world.worker()
+
+    def restored_by_another() -> None:
+        if not third.opened:
+            world.unplant("s")
+            third.open("s")
+            assert third.owners.acquire("s") == third.id
+
+    with failpoint("lock.held", restored_by_another):
+        await two.owners.restore("s", world.asking(two), deadline_seconds=30, opened=two.open)
+    assert third.dropped == ["s"]  # it was asked, and gave
+    assert two.owners.owner("s") == two.id
 
 
 async def test_a_restore_takes_what_another_boot_left(world: WorldT, one: Worker) -> None:
@@ -429,6 +464,18 @@ async def test_a_restore_of_a_session_that_is_here_drains_it_first(world: WorldT
     assert one.opened == ["s"]
     with one.owners.serving("s"):
         pass
+
+
+async def test_a_session_that_is_drained_for_a_restore_is_not_released_meanwhile(world: WorldT, one: Worker) -> None:
+    one.owners.acquire("s")
+    serving = Serving(one, "s")
+    restoring = asyncio.create_task(one.owners.restore("s", world.asking(one), deadline_seconds=30, opened=one.open))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    serving.leave()  # nothing is held, and yet nobody may acquire it now
+    assert one.owners.owner("s") == one.id
+    await restoring
+    assert one.opened == ["s"]
 
 
 async def test_the_restores_own_request_does_not_count_as_being_served(world: WorldT, one: Worker) -> None:
@@ -744,7 +791,7 @@ async def test_an_abandoned_restore_does_not_release_what_a_rewrite_takes_meanwh
     async def dies(owner: WorkerId, session_id: str) -> Given:
         asked.set()
         await go_on.wait()
-        raise ConnectionResetError
+        return Given.NOT_MINE  # after which it looks again at once
 
     def wait_in_thread() -> None:
         loop.call_soon_threadsafe(taken.set)

@@ -13,12 +13,13 @@ CLIENTS = 30
 OPTIONS = (
     *("--session", "body:session_hash@/queue/join", "--session", "query:session_hash"),
     *("--session", "path:/call/predict/{session}", "--learn", "body:event_id@/call/predict"),
-    *("--start", "POST /queue/join", "--max-body", "100000"),
+    *("--start", "POST /queue/join", "--max-body", "100000", "--scatter"),
 )
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
+    """In the test mode in which every request first lands on a wrong worker."""
     with served("tests.support.queue_app:app", *OPTIONS) as server:
         yield server
 
@@ -29,19 +30,18 @@ def events(stream: Reply) -> list[dict[str, object]]:
 
 
 def test_the_query_of_the_stream_reaches_the_worker_that_the_join_body_named(server: Served) -> None:
-    async def client() -> int:
+    async def client() -> None:
         session = secrets.token_hex(6)
         body = json.dumps({"data": [1], "session_hash": session}).encode()
         joined = [(await request(f"{server.url}/queue/join", "POST", body=body)).json()["pid"] for _ in range(3)]
         stream = events(await request(f"{server.url}/queue/data?session_hash={session}"))
         assert joined == [joined[0]] * 3
         assert stream == [{"msg": f"done by {joined[0]}", "pid": joined[0]}] * 3
-        return int(joined[0])
 
-    async def clients() -> list[int]:
-        return await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
-    assert len(set(asyncio.run(clients()))) > 1, "one worker took every join, so this shows nothing"
+    asyncio.run(clients())
 
 
 def test_an_event_id_learned_from_a_reply_is_found_in_the_path(server: Served) -> None:

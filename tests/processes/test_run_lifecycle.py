@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,37 @@ def notes(path: Path) -> list[tuple[str, int]]:
 def gone(server: Running, pids: list[int], *, within_seconds: float = 5.0) -> None:
     for pid in pids:
         wait_until_gone(pid, within_seconds)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Running]:
+    """A server of three workers for tests that only ask it things."""
+    with running(APP, *SESSIONS, cwd=ROOT, env={"WEB_CONCURRENCY": "3"}) as server:
+        ready(server, 3)
+        yield server
+
+
+def test_web_concurrency_counts_the_workers(three: Running) -> None:
+    assert len(three.workers()) == 3
+
+
+def test_a_session_stays_with_its_worker_over_new_connections(three: Running) -> None:
+    seen = [{get(three.port, headers={"Cookie": f"visit={n}"})["pid"] for _ in range(5)} for n in range(12)]
+    assert all(len(pids) == 1 for pids in seen)
+
+
+def test_workers_may_open_as_many_files_as_the_system_allows(three: Running) -> None:
+    soft, hard = get(three.port, "/limits")
+    assert soft == hard
+
+
+def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts(three: Running) -> None:
+    assert get(three.port, "/surroundings") == {"socket_dir": None}
+
+
+def test_the_clients_address_is_taken_from_a_trusted_proxy_served_here_or_forwarded(three: Running) -> None:
+    headers = {"Cookie": "visit=proxied", "X-Forwarded-For": "203.0.113.9"}
+    assert {get(three.port, headers=headers)["client"] for _ in range(10)} == {"203.0.113.9"}
 
 
 def test_the_banner_says_how_the_server_runs(tmp_path: Path) -> None:
@@ -194,6 +226,40 @@ def test_streams_end_at_the_graceful_limit() -> None:
         assert not Path(server.run_directory).exists()
 
 
+def test_the_supervisor_uses_no_time_of_its_own_while_nothing_happens(three: Running) -> None:
+    # Both windows are a second of the server's own time: the ticks of a stream that it serves.
+    with socket.create_connection(("127.0.0.1", three.port), timeout=20) as client:
+        client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+        lines = client.makefile("rb")
+        before = wakeups(three.process.pid)
+        for _ in range(40):
+            lines.readline()
+        assert wakeups(three.process.pid) - before < 50
+
+
+def test_the_supervisor_is_idle_while_it_waits_for_workers_that_drain() -> None:
+    with running(APP, "--workers", "2", "--no-sessions", "--timeout-graceful-shutdown", "2", cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100)
+            server.process.send_signal(signal.SIGTERM)
+            # Not routed, so the worker that serves nothing does not wait for the other.
+            server.wait_for("Finished server process")
+            before = wakeups(server.process.pid)
+            server.wait_for("timeout graceful shutdown exceeded")
+            assert wakeups(server.process.pid) - before < 50
+        assert server.wait() == 0
+
+
+def wakeups(pid: int) -> int:
+    """How often a process has gone to sleep and woken; a loop that does not wait does so thousands of times a second."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    cpu = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    switches = sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    return switches + int(cpu[11]) + int(cpu[12])
+
+
 def test_workers_do_not_outlive_a_killed_supervisor_and_the_next_server_clears_up() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
         workers = ready(server, 2)
@@ -218,24 +284,6 @@ def test_one_worker_has_no_run_directory_and_no_child() -> None:
         assert server.wait() == 0
 
 
-def test_one_worker_needs_to_know_nothing_about_sessions() -> None:
-    with running(APP, cwd=ROOT) as server:
-        server.wait_for("1 worker, which holds every session")
-        assert get(server.port)["pid"] == server.process.pid
-
-
-def test_web_concurrency_counts_the_workers() -> None:
-    with running(APP, *SESSIONS, cwd=ROOT, env={"WEB_CONCURRENCY": "2"}) as server:
-        assert len(ready(server, 2)) == 2
-
-
-def test_no_sessions_serves_without_routing() -> None:
-    with running(APP, "--workers", "2", "--no-sessions", cwd=ROOT) as server:
-        server.wait_for(r"2 workers, requests are not routed \(--no-sessions\)$")
-        assert len(ready(server, 2)) == 2
-        assert get(server.port)["pid"] in server.workers()
-
-
 def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_directory() -> None:
     with running("tests.processes.apps:routed", "--workers", "2", cwd=ROOT) as server:
         server.wait_for("2 workers, sessions as the app itself declares them")
@@ -244,13 +292,6 @@ def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_
         assert {each[1] for each in serving} == {server.run_directory}
         cookie = {"Cookie": "visit=one"}
         assert len({get(server.port, headers=cookie)["pid"] for _ in range(20)}) == 1
-
-
-def test_a_session_stays_with_its_worker_over_new_connections() -> None:
-    with running(APP, "--workers", "3", *SESSIONS, cwd=ROOT) as server:
-        ready(server, 3)
-        seen = [{get(server.port, headers={"Cookie": f"visit={n}"})["pid"] for _ in range(5)} for n in range(12)]
-    assert all(len(pids) == 1 for pids in seen)
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi2"])
@@ -275,6 +316,12 @@ def test_reload_works_with_one_worker_and_an_app_that_fails_waits_for_the_next_c
         assert "Traceback" not in server.log
 
 
+def test_the_command_line_wins_over_the_environment(tmp_path: Path) -> None:
+    env: dict[str, str | None] = {"HOMING_SESSION_SOCKET_DIR": str(tmp_path / "named")}
+    with running(APP, "--workers", "2", *SESSIONS, "--run-dir", str(tmp_path / "won"), cwd=ROOT, env=env) as server:
+        assert server.run_directory == str(tmp_path / "won")
+
+
 def test_a_users_own_run_directory_stays_and_is_empty(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir(mode=0o700)
@@ -286,14 +333,6 @@ def test_a_users_own_run_directory_stays_and_is_empty(tmp_path: Path) -> None:
     assert [entry.name for entry in own.iterdir() if entry.name != "server.lock"] == ["kept"]
 
 
-def test_the_command_line_wins_over_the_environment(tmp_path: Path) -> None:
-    env: dict[str, str | None] = {"HOMING_SESSION_SOCKET_DIR": str(tmp_path / "named")}
-    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT, env=env) as server:
-        assert server.run_directory == str(tmp_path / "named")
-    with running(APP, "--workers", "2", *SESSIONS, "--run-dir", str(tmp_path / "won"), cwd=ROOT, env=env) as server:
-        assert server.run_directory == str(tmp_path / "won")
-
-
 def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is_said_at_start() -> None:
     with running(APP, "--workers", "2", "--no-sessions", "--limit-max-requests", "3", cwd=ROOT) as server:
         server.wait_for("--limit-max-requests 3: a worker ends after it has accepted so many requests")
@@ -303,28 +342,6 @@ def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is
         server.wait_for(r"worker \[\d+\] exited \(exit code 0\); its sessions are gone")
         server.wait_for("Application startup complete", 3)
         assert get(server.port)
-
-
-def test_workers_may_open_as_many_files_as_the_system_allows() -> None:
-    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
-        ready(server, 2)
-        soft, hard = get(server.port, "/limits")
-        assert soft == hard
-
-
-def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts() -> None:
-    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
-        ready(server, 2)
-        assert get(server.port, "/surroundings") == {"socket_dir": None}
-
-
-def test_the_clients_address_is_taken_from_a_trusted_proxy() -> None:
-    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
-        ready(server, 2)
-        assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "203.0.113.9"
-    with running(APP, "--workers", "2", *SESSIONS, "--no-proxy-headers", cwd=ROOT) as server:
-        ready(server, 2)
-        assert get(server.port, headers={"X-Forwarded-For": "203.0.113.9"})["client"] == "127.0.0.1"
 
 
 def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
@@ -342,6 +359,7 @@ def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
 
 def test_the_head_of_a_request_ends_before_its_trailers() -> None:
     with running("tests.processes.apps:head", "--workers", "2", "--no-sessions", cwd=ROOT) as server:
+        server.wait_for(r"2 workers, requests are not routed \(--no-sessions\)$")
         ready(server, 2)
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(
@@ -357,8 +375,8 @@ def test_the_head_of_a_request_ends_before_its_trailers() -> None:
 
 
 def test_another_http_protocol_is_left_as_it_is() -> None:
-    with running("tests.processes.apps:head", "--workers", "2", "--no-sessions", "--http", "h11", cwd=ROOT) as server:
-        ready(server, 2)
+    with running("tests.processes.apps:head", "--http", "h11", cwd=ROOT) as server:
+        server.wait_for("1 worker, which holds every session")
         seen = get(server.port, "/")
     assert seen["head_length"] is None
     assert not seen["aborts"]
@@ -366,11 +384,11 @@ def test_another_http_protocol_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_an_aborted_connection_is_reset(loop: str) -> None:
-    options = ("--workers", "2", "--no-sessions", "--loop", loop)
-    with running("tests.processes.apps:cut", *options, cwd=ROOT) as server:
-        ready(server, 2)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
-            client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            with pytest.raises(ConnectionResetError):
-                while client.recv(1000):
-                    pass
+    with (
+        running("tests.processes.apps:cut", "--loop", loop, cwd=ROOT) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(ConnectionResetError):
+            while client.recv(1000):
+                pass

@@ -107,7 +107,7 @@ class Story:
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 await self.wait_for_gone(session_id)
-                await self.error_after_kill(client)
+                await self.error_after_kill(client, {"line": "one more"})
             elif not self.only_calls:
                 await self.notification(client, pid)
                 answer = await self.call(client, "ask", {"question": f"question of {session_id}"})
@@ -117,7 +117,7 @@ class Story:
             for method in ("POST", "GET", "DELETE"):
                 self.tally.after_delete[f"{method} {await self.ask_raw(method, session_id)}"] += 1
 
-    async def run_handles(self) -> None:
+    async def run_handles(self, *, kill: bool = False) -> None:
         """One book: opened by one client, then used by a new client for every call."""
         async with self.http_client() as http, self.client(http) as client:
             opened = await self.call(client, "open_book", {"title": "one"})
@@ -126,13 +126,22 @@ class Story:
         self.count(opened, "book" in opened, pid)
         for number in range(1, self.calls):
             async with self.http_client() as http, self.client(http) as client:
-                if number % 2:
+                if number % 3 == 1:
                     page = await self.call(client, "write", {"book": opened["book"], "line": f"line {number}"})
                     lines += 1
-                else:
+                elif number % 3 == 2:
                     await client.list_tools()  # a client that has listed the tools also sends Mcp-Param-Book
                     page = await self.call(client, "read", {"book": opened["book"]})
+                else:
+                    page = await self.call(client, "retitle", {"book": opened["book"]})  # asks, so it takes two rounds
                 self.count(page, page.get("lines") == lines, pid)
+        if kill:
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            async with self.http_client() as http, self.client(http) as client:
+                await self.error_after_kill(client, {"book": opened["book"], "line": "one more"})
+            self.tally.seconds_to_gone = time.monotonic() - killed_at
 
     def count(self, result: dict[str, Any], right: bool, pid: int | None) -> None:
         if right and result.get("pid") == pid:
@@ -151,7 +160,7 @@ class Story:
         """The status of one request of that session, on a connection of its own."""
         headers = HEADERS | {"mcp-session-id": session_id or ""}
         async with (
-            httpx2.AsyncClient(verify=TLS, timeout=5) as http,
+            httpx2.AsyncClient(verify=TLS, timeout=30) as http,
             http.stream(method, self.url, headers=headers, json=LIST_TOOLS if method == "POST" else None) as response,
         ):
             return response.status_code
@@ -165,10 +174,10 @@ class Story:
                 self.tally.seconds_to_gone = time.monotonic() - killed_at
                 return
 
-    async def error_after_kill(self, client: Client) -> None:
+    async def error_after_kill(self, client: Client, arguments: dict[str, Any]) -> None:
         try:
             with anyio.fail_after(20):
-                await client.call_tool("write", {"line": "one more"})
+                await client.call_tool("write", arguments)
         except Exception as error:
             self.tally.error_after_kill = str(error)
 
@@ -177,25 +186,25 @@ async def main() -> None:
     options = arguments("--handles")
     tally = Tally()
 
-    async def one(*, kill: bool = False) -> None:
+    async def one(number: int, *, kill: bool = False) -> None:
         story = Story(
             options.url,
             tally,
             mode="auto" if options.handles else options.mode,
             calls=options.calls,
-            new_connections=options.new_connections,
+            new_connections=options.new_connections and bool(number % 2),
             only_calls=options.only_calls or kill,
         )
         try:
-            await (story.run_handles() if options.handles else story.run(kill=kill))
+            await (story.run_handles(kill=kill) if options.handles else story.run(kill=kill))
         except Exception as error:
             tally.errors[repr(error)] += 1
 
     if options.kill:
-        await one(kill=True)
+        await one(0, kill=True)
     async with anyio.create_task_group() as clients:
-        for _ in range(options.clients):
-            clients.start_soon(one)
+        for number in range(options.clients):
+            clients.start_soon(one, number)
     tally.print()
 
 

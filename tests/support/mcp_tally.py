@@ -52,7 +52,7 @@ def arguments(*more: str) -> argparse.Namespace:
     parser.add_argument("url")
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--calls", type=int, default=20)
-    parser.add_argument("--new-connections", action="store_true", help="a new connection for every request")
+    parser.add_argument("--new-connections", action="store_true", help="of every other client, for every request")
     parser.add_argument("--only-calls", action="store_true", help="no notification and no question")
     parser.add_argument("--kill", action="store_true", help="kill the worker that owns the session")
     parser.add_argument("--mode", default="legacy", help="the 2.x client's mode")

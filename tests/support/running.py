@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-START_SECONDS: Final = 40.0
-STOP_SECONDS: Final = 20.0
+START_SECONDS: Final = 90.0
+STOP_SECONDS: Final = 40.0
 HOMING: Final = (sys.executable, "-m", "homing")
 
 _ADDRESS = re.compile(r"Uvicorn running on https?://\S+?:(\d+) ")

@@ -51,7 +51,7 @@ class Served:
     def log(self) -> str:
         return "".join(self.lines)
 
-    def wait_for(self, text: str, times: int = 1, *, timeout_seconds: float = 40) -> None:
+    def wait_for(self, text: str, times: int = 1, *, timeout_seconds: float = 60) -> None:
         """Return once `text` is in the log that often.
 
         Raises:
@@ -75,7 +75,7 @@ class Served:
         """Ask it to stop, wait, and leave no process of it behind."""
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(40)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"the server did not stop on SIGTERM:\n{self.log}") from error
         finally:

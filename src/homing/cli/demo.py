@@ -30,7 +30,7 @@ from homing.errors import StartupError
 
 APP: Final = "homing.cli.demo_app:app"
 AT_ONCE: Final = 32
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
 CALL_SECONDS: Final = 15.0
 

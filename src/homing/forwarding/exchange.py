@@ -37,6 +37,7 @@ from homing.forwarding.frames import (
     event_frame,
     pieces,
     read_event,
+    read_trailers,
     start_head,
 )
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
@@ -81,16 +82,18 @@ class ReceivedRequest:
         except (IndexError, KeyError, ValueError, TypeError) as error:
             raise MalformedFrameError("the reason or the scope of a request cannot be read") from error
         self.note = request.note
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._is_http = scope["type"] == "http"
         self._body_open = request.body == BODY_OPEN
         """The forwarder sends the body without being asked, after *mine*."""
         self._pull_due = self._is_http and not self._body_open
         """The forwarder takes nothing from its server before it is told that the app waits."""
-        self._events: deque[Message] = deque()
+        self._events: deque[tuple[Message, int]] = deque()
+        """What the app has not taken yet, and what each counts towards the read-ahead."""
         if not self._is_http:
-            self._events.append({"type": "websocket.connect"})
+            self._events.append(({"type": "websocket.connect"}, 0))
         elif request.body == BODY_NONE:
-            self._events.append({"type": "http.request", "body": b"", "more_body": False})
+            self._events.append(({"type": "http.request", "body": b"", "more_body": False}, 0))
         else:
             self._take_early(request, payload)
 
@@ -98,12 +101,12 @@ class ReceivedRequest:
         position = 0
         for size in request.early:
             body = payload[position : position + size]
-            self._events.append({"type": "http.request", "body": body, "more_body": True})
+            self._events.append(({"type": "http.request", "body": body, "more_body": True}, 0))
             position += size
         if position != len(payload) or (request.body == BODY_WHOLE and not self._events):
             raise MalformedFrameError("the early body of a request has another size than was said")
         if request.body == BODY_WHOLE:
-            self._events[-1]["more_body"] = False
+            self._events[-1][0]["more_body"] = False
 
     def __repr__(self) -> str:
         return f"<ReceivedRequest {self.reason.name} {'decided' if self._decided else 'undecided'}>"
@@ -170,27 +173,30 @@ class ReceivedRequest:
 
     def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
         """An event of the request has arrived."""
+        event: Message
         if kind in (BODY, LAST):
             if not self._is_http:
                 raise MalformedFrameError("a WebSocket has no body")
-            self._events.append({"type": "http.request", "body": payload, "more_body": kind == BODY})
+            event = {"type": "http.request", "body": payload, "more_body": kind == BODY}
             if kind == LAST:
                 self._pull_due = True
+                if head:
+                    # Where uvicorn puts them, and as late; `homing.head_length` tells them from the head's own.
+                    self._headers.extend(read_trailers(head))
         elif kind == GONE:
-            self._gone = (
-                {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
-            )
+            self._gone = event = self._disconnect()
         else:
             event = read_event(kind, head, payload, "websocket.receive")
-            if event["type"] == "websocket.disconnect":
-                self._gone = event
-            else:
-                self._events.append(event)
-        self._waiting_bytes += len(head) + len(payload) + FRAME_COST_BYTES
+        cost = len(head) + len(payload) + FRAME_COST_BYTES
+        self._events.append((event, cost))
+        self._waiting_bytes += cost
         if self._waiting_bytes > READ_AHEAD_BYTES and self._connection is not None:
             self._connection.pause_reading()
         if self._arrived is not None:
             self._arrived.set()
+
+    def _disconnect(self) -> Message:
+        return {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
 
     def connection_lost(self) -> None:
         """The forwarder is gone, and the client with it."""
@@ -198,9 +204,7 @@ class ReceivedRequest:
         self._start = None
         self._events.clear()
         if self._gone is None:
-            self._gone = (
-                {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
-            )
+            self._gone = self._disconnect()
         if self._arrived is not None:
             self._arrived.set()
 
@@ -209,19 +213,20 @@ class ReceivedRequest:
         while True:
             connection = self._connection
             if self._events:
-                event = self._events.popleft()
-                if connection is not None and connection.read_paused:
-                    self._taken(connection)
+                event, cost = self._events.popleft()
+                if event["type"] == "websocket.disconnect":
+                    # Only now: what is sent to a client that is not known to have left is the server's to judge.
+                    self._gone = event
+                self._waiting_bytes -= cost
+                if connection is not None and self._waiting_bytes <= READ_AHEAD_BYTES // 2:
+                    connection.resume_reading()
                 return event
             if self._gone is not None:
                 return dict(self._gone)
             if connection is None:
-                # The reply is complete: as a server does, say that there is nothing more to come.
-                return {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+                return self._disconnect()  # the reply is complete: as a server does, say that nothing more comes
             if not self._decided:
                 raise RuntimeError("more of a forwarded request arrives only after the hop's mine()")
-            if connection.read_paused:
-                self._taken(connection)
             if self._pull_due:
                 self._pull_due = False
                 self._write(connection, PULL)
@@ -229,13 +234,6 @@ class ReceivedRequest:
                 self._arrived = asyncio.Event()
             self._arrived.clear()
             await self._arrived.wait()
-
-    def _taken(self, connection: PeerConnection) -> None:
-        """Read on once the app has taken half of what was read ahead. Sizes are summed anew: it is seldom paused."""
-        waiting = sum(FRAME_COST_BYTES + _size(event) for event in self._events)
-        if waiting <= READ_AHEAD_BYTES // 2:
-            self._waiting_bytes = waiting
-            connection.resume_reading()
 
     # --- to the forwarder ---
 
@@ -356,7 +354,3 @@ def _send_raises(spec_version: str) -> bool:
     """Whether a server of that ASGI spec version raises from `send` after the client has left."""
     major, minor = spec_version.split(".")[:2]
     return (int(major), int(minor)) >= (2, 4)
-
-
-def _size(event: Message) -> int:
-    return sum(len(value) for value in event.values() if isinstance(value, bytes | str))

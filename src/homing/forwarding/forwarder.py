@@ -227,10 +227,10 @@ class Forwarder:
 
     async def _answer(self, connection: OwnerConnection, head: bytes, deadline_seconds: float | None) -> Answer:
         connection.exchange = _Question()
-        connection.write(ASK, head)
+        connection.write_first(ASK, head)
         try:
             async with asyncio.timeout(deadline_seconds):
-                frame = await connection.next_frame()
+                frame = connection.frame_that_waits() or await connection.next_frame()
             answer = _read_answer(connection, frame)
         except TimeoutError:
             connection.abort()

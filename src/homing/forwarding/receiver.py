@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
 import logging
 import os
@@ -36,6 +37,7 @@ from homing.forwarding.frames import (
     request_scope,
 )
 from homing.forwarding.stream import FrameStream
+from homing.rundir import close_after_fork
 from homing.types import ASGIApp, Scope
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class PeerConnection(FrameStream):
         self.loop = receiver.loop
         self.idle_since = 0.0
         self.busy = False
+        self.fresh = True
+        """It has carried nothing yet. Whoever made it was just about to send, and would take its loss for our death."""
         self._request: ReceivedRequest | None = None
         self._hung_up: asyncio.Event | None = None
 
@@ -109,7 +113,7 @@ class PeerConnection(FrameStream):
         """The request or the question is done with; the connection takes another."""
         self._request = None
         self._hung_up = None
-        self.busy = False
+        self.busy = self.fresh = False
         self.idle_since = self.loop.time()
         if self.read_paused:
             self.resume_reading()
@@ -127,7 +131,7 @@ class Receiver:
     """A worker's private socket and what came through it. Made by `serve_private_socket`, which closes it.
 
     Attributes:
-        listener: The listening socket; a forked child closes its copy (`homing.rundir.close_after_fork`).
+        listener: The listening socket; a forked child closes its copy.
         counters: What came through it.
     """
 
@@ -140,6 +144,7 @@ class Receiver:
         state: Callable[[], dict[str, Any] | None],
         on_ask: OnAsk | None,
         idle_seconds: float,
+        context: contextvars.Context | None,
     ) -> None:
         self.listener = listener
         self.counters = Counters()
@@ -150,6 +155,7 @@ class Receiver:
         self._state = state
         self._on_ask = on_ask
         self._idle_seconds = idle_seconds
+        self._context = contextvars.copy_context() if context is None else context
         self._requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._nothing_in_flight: asyncio.Event | None = None
@@ -208,7 +214,7 @@ class Receiver:
                 # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
                 # less use than the one that waits.
                 logger.warning("cannot take a connection from another worker now: %s", error.strerror)
-                self._drop_idle(used_before=float("inf"))
+                self._drop_idle(used_before=float("inf"), keep_fresh=True)
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             if peer_uid(accepted) != os.geteuid():
@@ -222,9 +228,11 @@ class Receiver:
                 logger.warning("lost a connection from another worker as it was made: %s", error)
                 accepted.close()
 
-    def _drop_idle(self, used_before: float) -> None:
-        for connection in [each for each in self.connections if not each.busy and each.idle_since <= used_before]:
-            connection.abort()
+    def _drop_idle(self, used_before: float, *, keep_fresh: bool = False) -> None:
+        for connection in list(self.connections):
+            idle = not connection.busy and not connection.inside_a_frame and connection.idle_since <= used_before
+            if idle and not (keep_fresh and connection.fresh):
+                connection.abort()
 
     def _tick(self) -> None:
         self._drop_idle(used_before=self.loop.time() - self._idle_seconds)
@@ -238,7 +246,9 @@ class Receiver:
         if state is not None:
             scope["state"] = state.copy()
         # The request itself takes its task off: a callback on each task would cost as much as the look-up of its owner.
-        self._requests[request] = self.loop.create_task(request.run(self._app, scope, self._request_ended))
+        self._requests[request] = self.loop.create_task(
+            request.run(self._app, scope, self._request_ended), context=self._context.copy()
+        )
 
     def _request_ended(self, request: ReceivedRequest) -> None:
         self._requests.pop(request, None)
@@ -298,6 +308,7 @@ async def serve_private_socket(
     state: Callable[[], dict[str, Any] | None] = _no_state,
     on_ask: OnAsk | None = None,
     idle_seconds: float = 30.0,
+    context: contextvars.Context | None = None,
 ) -> AsyncIterator[Receiver]:
     """Listen on a worker's private socket, and call `app` for each request that another worker sends.
 
@@ -307,19 +318,24 @@ async def serve_private_socket(
         state: This worker's lifespan state; each request gets a copy, as servers give it. None: no such key.
         on_ask: Answers a worker that asks for a session; without it, the answer is `Answer.NOT_MINE`.
         idle_seconds: How long an unused connection is kept. More than the forwarder's, which lets go first.
+        context: Each request runs in a copy of it; None: of the caller's. Give the one that the server's own requests
+            run in: what an app sets in its lifespan is not seen by them.
 
     Raises:
         OSError: the socket cannot be bound, for one because the path exists.
     """
     listener, identity = _bind(path, backlog)
-    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds)
     maker = os.getpid()
+    # A child with a copy would let connections to a dead worker wait, where they have to be refused.
+    undo = close_after_fork(listener)
+    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds, context=context)
     try:
         yield receiver
     finally:
         try:
             await receiver.aclose()
         finally:
+            undo()
             listener.close()
             with contextlib.suppress(FileNotFoundError):
                 # A forked child, or whoever finds another socket at the path, does not remove it.

@@ -11,6 +11,7 @@ long ownership lasts (`homing.lifetime`); and what a worker has open (`worker.py
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -76,6 +77,7 @@ class SessionRoutingMiddleware:
         self._drop = drop
         self._on_open = on_open
         self._state: dict[str, Any] | None = None
+        self._context: contextvars.Context | None = None
         self._fresh = fresh_worker_id()
 
     def __repr__(self) -> str:
@@ -98,6 +100,7 @@ class SessionRoutingMiddleware:
         await worker.open(
             self._entry or self,
             state=lambda: self._state,
+            context=self._context,
             backlog=self.policy.backlog,
             sweep_seconds=self.policy.sweep_seconds,
         )
@@ -108,12 +111,15 @@ class SessionRoutingMiddleware:
     async def aclose(self) -> None:
         """Drain and close the worker. Safe to call twice."""
         if self.worker is not None:
-            await self.worker.drain()
-            # Until its private socket is closed, other workers may still send requests here, and they are served.
+            worker = self.worker
             try:
-                await self.worker.aclose()
+                await worker.drain()
             finally:
-                self.worker = None
+                # Until its private socket is closed, other workers may still send requests here, and they are served.
+                try:
+                    await worker.aclose()
+                finally:
+                    self.worker = None
 
     @property
     def worker_id(self) -> WorkerId:
@@ -131,9 +137,11 @@ class SessionRoutingMiddleware:
         """How many requests of the session are being served here."""
         return 0 if self.worker is None else self.worker.owners.served_now(session_id)
 
-    def use_state(self, state: dict[str, Any] | None) -> None:
-        """The lifespan's state, which each request from another worker gets a copy of, as its own server would give."""
+    def use_lifespan(self, state: dict[str, Any] | None, context: contextvars.Context) -> None:
+        """What a request from another worker gets as its own server would give it: a copy of the lifespan's state, and
+        of the context that the server had before the app could set anything in it."""
         self._state = state
+        self._context = context
 
     # --- one request's way ---
 
@@ -148,6 +156,10 @@ class SessionRoutingMiddleware:
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        if hop is not None and (self.worker is None or self.worker.drained):
+            # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
+            hop.not_mine()
+            return
         try:
             if hop is None:
                 named = self.identity.from_head(scope)

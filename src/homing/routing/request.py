@@ -49,7 +49,6 @@ class RoutedRequest:
     )
 
     def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
-        # Not the scope: the scope holds this, and a cycle for each request is work for the garbage collector.
         self._worker = worker
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False

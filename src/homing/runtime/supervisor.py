@@ -30,6 +30,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
+from homing.runtime.heartbeat import Heartbeat
 from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Worker:
         self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
-        self._pinged_at: float | None = None
+        self._heartbeat = Heartbeat(TICK_SECONDS)
         self.loaded = False
         self.ready = False
         self.failed: Failed | None = None
@@ -86,7 +87,7 @@ class Worker:
         with contextlib.suppress(EOFError, OSError):
             while not self._link.closed and self._link.poll(0):
                 message = self._link.recv()
-                self._pinged_at = None
+                self._heartbeat.heard()
                 if isinstance(message, Loaded):
                     self.loaded = True
                 elif isinstance(message, Ready):
@@ -97,14 +98,12 @@ class Worker:
         self._link.close()
 
     def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether a ping has gone unanswered for so long; pings if none is under way. Does not wait."""
-        now = time.monotonic()
-        if self._pinged_at is not None:
-            return now - self._pinged_at > timeout_seconds
-        with contextlib.suppress(OSError):
-            self._link.send(b"ping")
-            self._pinged_at = now
-        return False
+        """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
+        if self._heartbeat.due():
+            with contextlib.suppress(OSError):
+                self._link.send(b"ping")
+                self._heartbeat.sent()
+        return self._heartbeat.missed(timeout_seconds)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -187,6 +186,8 @@ class Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Look at every worker once: take in what it said, replace it if it died or hangs. Does not wait."""
+        for worker in self._workers():
+            worker.listen()
         self._reap()
         for slot in self._slots:
             self._look_at(slot)
@@ -204,7 +205,6 @@ class Supervisor(Multiprocess):
             if time.monotonic() >= slot.retry_at:
                 slot.worker = self._start_worker()
             return
-        worker.listen()
         if worker.ready:
             slot.failures = 0
         if worker.exit_code is None:
@@ -241,7 +241,6 @@ class Supervisor(Multiprocess):
 
     def _reap(self) -> None:
         for worker in list(self._retiring):
-            worker.listen()
             if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
                 worker.kill()
             if worker.exit_code is not None:
@@ -261,7 +260,9 @@ class Supervisor(Multiprocess):
     def _wait(self, wakeups: socket.socket) -> None:
         handles: list[connection.Connection | socket.socket | int] = [wakeups]
         for worker in self._workers():
-            handles += worker.wait_handles
+            # What an exited worker leaves stays readable: waiting for it again would not wait.
+            if worker.exit_code is None:
+                handles += worker.wait_handles
         if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
             with contextlib.suppress(BlockingIOError):
                 wakeups.recv(4096)
@@ -299,7 +300,6 @@ class Supervisor(Multiprocess):
             slot.replacement = self._start_worker()
             return
         new = slot.replacement
-        new.listen()
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
             self._retire(old)
@@ -307,6 +307,7 @@ class Supervisor(Multiprocess):
             if not self._to_restart:
                 logger.info("all %d workers were restarted", len(self._slots))
         elif new.exit_code is not None:
+            new.listen()
             line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
             logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
             new.close()

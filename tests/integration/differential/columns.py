@@ -222,10 +222,10 @@ def normal(value: Any, column: Column) -> Any:
 
     def walk(value: Any) -> Any:
         match value:
-            case bytes() if len(value) > LARGE_BYTES:
-                return f"{len(value)} bytes, {hashlib.sha256(label_bytes.sub(b'case', value)).hexdigest()}"
             case bytes():
-                return _DATE.sub(b"date: *", label_bytes.sub(rb"case-\1", value))
+                data = _DATE.sub(b"date: *", label_bytes.sub(rb"case-\1", value))
+                large = len(data) > LARGE_BYTES
+                return f"{len(data)} bytes, {hashlib.sha256(data).hexdigest()}" if large else data
             case str():
                 return label.sub(r"case-\1", value)
             case dict():

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from tests.support.served import MAIN, MCP1, Served, drive, served
 
-SERVERS = {"server-1": ("examples.mcp_v1_server:mcp", MCP1), "server-2": ("examples.mcp_v2_server:mcp", MAIN)}
+SERVER_1 = ("examples.mcp_v1_server:mcp", MCP1)
+SERVER_2 = ("examples.mcp_v2_server:mcp", MAIN)
+SERVERS = [
+    pytest.param((*SERVER_1, ()), id="server-1"),
+    pytest.param((*SERVER_2, ()), id="server-2"),
+    pytest.param((*SERVER_1, ("--scatter",)), id="server-1-scattered", marks=pytest.mark.long),
+    pytest.param((*SERVER_2, ("--scatter",)), id="server-2-scattered", marks=pytest.mark.long),
+]
 CLIENTS = {"client-1": ("tests.support.mcp_client_v1", MCP1), "client-2": ("tests.support.mcp_client_v2", MAIN)}
 
 
@@ -25,9 +32,9 @@ class Driver:
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """The server object itself, not an ASGI app."""
-    app, programs = SERVERS[request.param]
-    with served(app, "--preset", "mcp", "--no-access-log", programs=programs) as server:
+    """The server object itself, not an ASGI app. Scattered, every request first lands on a wrong worker."""
+    app, programs, options = request.param
+    with served(app, "--preset", "mcp", "--no-access-log", *options, programs=programs) as server:
         yield server
 
 
@@ -48,11 +55,8 @@ def check(tally: dict[str, Any], *, clients: int, calls: int) -> None:
 
 
 def test_a_session_stays_whole_from_initialize_to_delete(server: Served, client: Driver) -> None:
-    check(client.run(server, "--calls", "20"), clients=1, calls=20)
-
-
-def test_a_session_stays_whole_with_a_new_connection_for_every_request(server: Served, client: Driver) -> None:
-    check(client.run(server, "--calls", "20", "--new-connections"), clients=1, calls=20)
+    """Two clients: one as it comes, and one that opens a new connection for every request."""
+    check(client.run(server, "--clients", "2", "--calls", "20", "--new-connections"), clients=2, calls=20)
 
 
 def test_fifty_clients_at_once(server: Served, client: Driver) -> None:
@@ -71,9 +75,19 @@ def test_a_killed_workers_session_is_gone_within_a_second_and_new_ones_work(serv
     assert tally["right"] == 3 + 3 + 2
 
 
-@pytest.mark.parametrize("server", ["server-1"], indirect=True)
+@pytest.mark.parametrize("server", SERVERS[:1], indirect=True)
 def test_a_client_that_first_probes_for_the_sessionless_era_falls_back(server: Served) -> None:
     """The 2.x client's default mode; a 1.x server answers its probe with a 400 that names a session it throws away."""
     tally = Driver(*CLIENTS["client-2"]).run(server, "--mode", "auto", "--calls", "5")
     assert tally["statuses"].pop("POST 400") == 1
     check(tally, clients=1, calls=5)
+
+
+def test_the_older_sse_transport_keeps_its_sessions() -> None:
+    """Its ID is first named by an event that is no JSON; every message is a POST of its own, answered on one GET stream."""
+    with served("tests.support.mcp_sse_app:app", "--preset", "mcp", "--scatter", programs=MCP1) as server:
+        options = ("--sse", "--clients", "8", "--calls", "5")
+        tally = drive("tests.support.mcp_client_v1", f"{server.url}/sse", *options, programs=MCP1)
+    assert tally["errors"] == {}
+    assert (tally["right"], tally["calls"]) == (8 * 7, 8 * 7)
+    assert (tally["noticed"], tally["answered"]) == (8, 8)

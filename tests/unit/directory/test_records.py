@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import tempfile
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 from tests.support.worlds import FileWorld, Worker
 
-from homing.directory import SessionOwners
+from homing.directory import Given, SessionOwners
+from homing.directory.failpoints import failpoint
 from homing.errors import DirectoryError, MalformedRecordError, RunDirectoryError
 from homing.rundir import SESSION_OWNERS_DIR, RunDirectory, new_worker_id
 
@@ -126,6 +128,24 @@ async def test_a_session_whose_release_is_pending_can_be_started_again(world: Fi
     assert here.owners.release_pending() == 0
     with here.owners.serving("s"):
         pass
+
+
+async def test_a_session_whose_release_is_pending_is_not_given(world: FileWorld, here: Worker) -> None:
+    other = world.worker()
+    here.owners.acquire("s")
+    records, moved, kept = os.path.join(world.path, SESSION_OWNERS_DIR), world.path + "-moved", world.path + "-kept"
+    fenced = asyncio.Event()
+    with failpoint("give.fenced", fenced.set), here.owners.serving("s"):
+        giving = asyncio.create_task(here.owners.give("s", other.id, timeout_seconds=30))
+        await fenced.wait()
+        os.rename(world.record_path("s"), kept)
+        os.rename(records, moved)
+    os.rename(moved, records)
+    os.rename(kept, world.record_path("s"))
+    assert await giving is Given.BUSY
+    assert here.dropped == []
+    assert here.owners.release_pending() == 0
+    assert here.owners.owner("s") is None
 
 
 async def test_the_lock_file_is_never_removed_and_one_inode(world: FileWorld, here: Worker) -> None:

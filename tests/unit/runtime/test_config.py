@@ -83,6 +83,22 @@ def test_a_package_that_is_missing_is_one_line(shop: str) -> None:
         config(shop, loop="zuvloop").check_loop()
 
 
+def test_an_event_loop_of_another_kind_is_one_line(shop: str) -> None:
+    config(shop, loop="uvloop").check_loop()
+    config(shop, loop="asyncio:new_event_loop").check_loop()
+    with pytest.raises(ConfigurationError, match="--loop builtins:dict makes a dict, which is no asyncio event loop"):
+        config(shop, loop="builtins:dict").check_loop()
+    with pytest.raises(ConfigurationError, match="--loop nowhere_at_all:loop: "):
+        config(shop, loop="nowhere_at_all:loop").check_loop()
+
+
+def test_certificates_that_cannot_be_read_are_named(shop: str) -> None:
+    with pytest.raises(
+        StartupError, match=r"cannot use the TLS files /nowhere/cert\.pem, /nowhere/key\.pem: .*No such file"
+    ):
+        config(shop, ssl_certfile="/nowhere/cert.pem", ssl_keyfile="/nowhere/key.pem").load()
+
+
 def test_uvicorns_own_logging_configuration_is_not_changed() -> None:
     before = copy.deepcopy(LOGGING_CONFIG)
     with logging_restored():

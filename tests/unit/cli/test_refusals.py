@@ -1,0 +1,81 @@
+"""`homing run` that cannot have its run directory, files or address: refused before any worker starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homing.cli import main
+
+APP = "nowhere_at_all:app"
+TWO = ("--workers", "2", "--session", "cookie:visit", "--port", "0")
+
+LineOf = Callable[..., str]
+
+
+@pytest.fixture
+def line_of(capsys: pytest.CaptureFixture[str]) -> LineOf:
+    def run(*arguments: str, code: int) -> str:
+        with pytest.raises(SystemExit) as exited:
+            main(["run", *arguments])
+        err = capsys.readouterr().err
+        assert exited.value.code == code
+        assert err.startswith("homing: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+def test_a_run_directory_that_is_too_open(line_of: LineOf, tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    line = line_of(APP, *TWO, "--run-dir", str(open_to_all), code=2)
+    assert str(open_to_all) in line
+    assert "0700" in line
+    assert list(open_to_all.iterdir()) == []
+
+
+def test_a_run_directory_that_is_a_link(line_of: LineOf, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    assert "symbolic link" in line_of(APP, *TWO, "--run-dir", str(tmp_path / "link"), code=2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory that belongs to another user")
+def test_a_run_directory_that_is_not_ours(line_of: LineOf, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 65534, 65534)
+    assert "belongs to user 65534" in line_of(APP, *TWO, "--run-dir", str(theirs), code=2)
+
+
+@pytest.mark.parametrize("character", ["x", "é"])
+def test_a_socket_path_that_is_too_long_is_named_with_its_limit(
+    line_of: LineOf, tmp_path: Path, character: str
+) -> None:
+    deep = tmp_path / (character * (120 // len(character.encode())))
+    deep.mkdir(mode=0o700)
+    line = line_of(APP, *TWO, "--run-dir", str(deep), code=2)
+    assert str(deep) in line
+    assert "107" in line
+
+
+def test_an_environment_file_that_is_missing(line_of: LineOf, tmp_path: Path) -> None:
+    assert "does not exist" in line_of(APP, *TWO, "--env-file", str(tmp_path / "none"), code=2)
+
+
+def test_a_log_configuration_that_cannot_be_used(line_of: LineOf, tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text("{")
+    assert "the server's options cannot be used" in line_of(
+        APP, *TWO, "--log-config", str(tmp_path / "log.json"), code=2
+    )
+
+
+def test_a_unix_socket_path_in_use_is_named(line_of: LineOf, tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    assert f"--uds {tmp_path / 's'}" in line_of(APP, *TWO, "--uds", str(tmp_path / "s"), code=3)
