@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tests.support.raw import Address, Reply, WebSocketWire, Wire, WireError, connect, request
 from tests.support.recorder import body, note, read_body, receive, respond, send, start, wait
-from tests.support.staged import SESSION, Staged, asked, call, open_staged
+from tests.support.staged import SESSION, asked, call, open_staged
 
 COUNTERS = "tests.support.counter_app:app"
 COUNTING = ("--session", "path:/sessions/{session}", "--learn", "body:session@/sessions", "--start", "POST /sessions")
@@ -51,7 +51,7 @@ def test_a_forked_child_keeps_no_dead_worker_alive_and_no_request_waiting() -> N
             steps = f"/sessions/{session}/step"
             # The hop's connections exist when the child is made, in the pool and in use, and so does the listener.
             assert (await posted(wires[front], steps)).status == 200
-            async with connection(server, front) as stream:
+            async with server.connection(front) as stream:
                 await stream.send(request("GET", f"/sessions/{session}/events"))
                 await stream.until(b"data: 1\n\n")
                 child = json.loads((await posted(wires[front], f"/sessions/{session}/fork")).body)["child"]
@@ -90,7 +90,7 @@ def test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothin
             session = await server.start_session(wires[owner])
             slow = server.script(read_body(), note("in"), wait("go"), *respond(data=b"slow"))
             late = server.script(read_body(), note("in"), wait("go"), *respond(data=b"late"))
-            async with connection(server, front) as second:
+            async with server.connection(front) as second:
                 await second.send(asked(session, slow))
                 served = await server.performance(slow)
                 await served.noted("in")
@@ -108,17 +108,6 @@ def test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothin
                 await server.start_session(wires[front])
 
     asyncio.run(test())
-
-
-@contextlib.asynccontextmanager
-async def connection(server: Staged, pid: int) -> AsyncIterator[Wire]:
-    """One more connection to this worker of a recorder's server."""
-    for _ in range(400):
-        async with connect(server.server.address) as wire:
-            if (await call(wire)).body.split()[-1] == str(pid).encode():
-                yield wire
-                return
-    raise AssertionError(f"worker {pid} accepted none of 400 connections")
 
 
 LIMIT_SECONDS = 3
@@ -151,14 +140,14 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
             )
             streams: list[Wire] = []
             for at, owner in sides:
-                wire = await stack.enter_async_context(connection(server, at))
+                wire = await stack.enter_async_context(server.connection(at))
                 await wire.send(asked(sessions[owner], events))
                 await wire.until(b"data: 1\n\n")
                 streams.append(wire)
             sockets: list[WebSocketWire] = []
             open_socket = server.script(receive(), send({"type": "websocket.accept"}), note("open"), wait("for ever"))
             for at, owner in sides[:2]:
-                socket = WebSocketWire(await stack.enter_async_context(connection(server, at)))
+                socket = WebSocketWire(await stack.enter_async_context(server.connection(at)))
                 headers = [("x-session", sessions[owner]), ("x-case", open_socket)]
                 assert (await socket.open("/", headers)).status == 101
                 sockets.append(socket)
