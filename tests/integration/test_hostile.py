@@ -4,7 +4,7 @@ Everything goes to both workers of `homing run`, so each input is also seen thro
 
 - T1, T2, T9: the router's verdict on a cookie is Starlette's (`tests/contract/test_cookie.py`).
 - T10-T14, T16, T17, T34: tokens, path keys and `x-ng-session-owner` (`tests/integration/seeds`).
-- T19-T22: the run directory, its sockets and records (`tests/unit/rundir`, `tests/contract/test_owners.py`,
+- T19-T22: the run directory, its sockets and records (`tests/unit/test_rundir.py`, `tests/contract/test_owners.py`,
   `test_owners_deaths.py`, and planted records in `test_answers.py`).
 - T25-T29: `tests/integration/differential`. T35, T38: `test_answers.py`. T36: `tests/unit/routing/test_decision.py`.
 """
