@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tests.support.raw import Address, Reply, WebSocketWire, Wire, WireError, connect, request
 from tests.support.recorder import body, note, read_body, receive, respond, send, start, wait
-from tests.support.staged import SESSION, asked, call, open_staged
+from tests.support.staged import SESSION, Staged, asked, call, open_staged
 
 COUNTERS = "tests.support.counter_app:app"
 COUNTING = ("--session", "path:/sessions/{session}", "--learn", "body:session@/sessions", "--start", "POST /sessions")
@@ -118,6 +118,15 @@ STOPS = {
 }
 
 
+def told(server: Staged, number: int) -> None:
+    """Send the signal as it is sent: a terminal's Ctrl-C goes to every process, `kill` to one."""
+    if number == signal.SIGINT:
+        for pid in server.server.worker_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    server.server.signal(number)
+
+
 @pytest.mark.parametrize("how", list(STOPS))
 def test_scenario_15_stop_with_live_streams(how: str) -> None:
     """Streams and WebSockets, where they arrived and forwarded both ways: two workers drain that forward to each other."""
@@ -158,7 +167,7 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
                 await (await server.stage.performance(ordinary, nth)).noted("in")
 
             began = time.monotonic()
-            server.server.signal(number)
+            told(server, number)
             await server.server.log.until(r"^INFO:\s+Shutting down", 2)
             for nth in range(2):
                 (await server.stage.performance(ordinary, nth)).open("go")
@@ -167,7 +176,7 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
                 assert (reply.status, reply.body, reply.complete) == (200, b"whole", True)
             if number == signal.SIGINT:
                 began = time.monotonic()
-                server.server.signal(number)
+                told(server, number)
             assert await server.server.wait() == 0
             assert time.monotonic() - began < LIMIT_SECONDS + 2
             for wire in streams:
