@@ -115,8 +115,11 @@ class SessionRoutingMiddleware:
             try:
                 await worker.drain()
             finally:
-                self.worker = None
-                await worker.aclose()
+                # Until its private socket is closed, other workers may still send requests here, and they are served.
+                try:
+                    await worker.aclose()
+                finally:
+                    self.worker = None
 
     @property
     def worker_id(self) -> WorkerId:
