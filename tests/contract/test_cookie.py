@@ -235,6 +235,27 @@ def test_a_kind_and_a_signed_cookie_source_read_the_same_cookie() -> None:
 def test_remembered_cookies_are_bounded() -> None:
     reader = SignedCookieReader(NAME, "session_id", SECRET, clock=SetClock(NOW))
     cookie = good()
-    for number in range(3_000):
+    for number in range(9_000):
         assert reader.read(cookie_header(f"{NAME}={cookie}; n={number}")) == "s1"
-    assert len(reader) <= 1_024
+    assert 2_048 <= len(reader) <= 4_096
+
+
+def test_remembered_cookies_are_bounded_in_bytes() -> None:
+    reader = SignedCookieReader(NAME, "session_id", SECRET, clock=SetClock(NOW))
+    cookie = good()
+    for number in range(2_000):
+        assert reader.read(cookie_header(f"{NAME}={cookie}; n={number:03800}")) == "s1"
+    assert 256 <= len(reader) <= 2**21 // 3_800
+
+
+def test_a_cookie_that_is_seen_again_and_again_is_not_forgotten_for_new_ones() -> None:
+    clock = SetClock(NOW)
+    reader = SignedCookieReader(NAME, "session_id", SECRET, clock=clock)
+    usual = cookie_header(f"{NAME}={good()}")
+    most = 0
+    for number in range(9_000):
+        assert reader.read(cookie_header(f"{NAME}={good()}; n={number}")) == "s1"
+        before = len(reader)
+        assert reader.read(usual) == "s1"
+        most += len(reader) > before
+    assert most == 1, "it was decoded anew"

@@ -226,6 +226,40 @@ def test_streams_end_at_the_graceful_limit() -> None:
         assert not Path(server.run_directory).exists()
 
 
+def test_the_supervisor_uses_no_time_of_its_own_while_nothing_happens(three: Running) -> None:
+    # Both windows are a second of the server's own time: the ticks of a stream that it serves.
+    with socket.create_connection(("127.0.0.1", three.port), timeout=20) as client:
+        client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+        lines = client.makefile("rb")
+        before = wakeups(three.process.pid)
+        for _ in range(40):
+            lines.readline()
+        assert wakeups(three.process.pid) - before < 50
+
+
+def test_the_supervisor_is_idle_while_it_waits_for_workers_that_drain() -> None:
+    with running(APP, "--workers", "2", "--no-sessions", "--timeout-graceful-shutdown", "2", cwd=ROOT) as server:
+        ready(server, 2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert client.recv(100)
+            server.process.send_signal(signal.SIGTERM)
+            # Not routed, so the worker that serves nothing does not wait for the other.
+            server.wait_for("Finished server process")
+            before = wakeups(server.process.pid)
+            server.wait_for("timeout graceful shutdown exceeded")
+            assert wakeups(server.process.pid) - before < 50
+        assert server.wait() == 0
+
+
+def wakeups(pid: int) -> int:
+    """How often a process has gone to sleep and woken; a loop that does not wait does so thousands of times a second."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    cpu = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    switches = sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+    return switches + int(cpu[11]) + int(cpu[12])
+
+
 def test_workers_do_not_outlive_a_killed_supervisor_and_the_next_server_clears_up() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
         workers = ready(server, 2)

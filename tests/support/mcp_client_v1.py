@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import httpx
 from mcp import ClientSession, types
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.context import RequestContext
 from tests.support.mcp_tally import Tally, arguments
@@ -113,6 +114,26 @@ class Story:
             for method in ("POST", "GET", "DELETE"):
                 self.tally.after_delete[f"{method} {await self.ask_raw(method, session_id)}"] += 1
 
+    async def run_sse(self) -> None:
+        """A life over the older SSE transport: one GET stream for all that the server says; its end is the session's."""
+        session_ids: list[str] = []
+        async with (
+            sse_client(self.url, timeout=30, on_session_created=session_ids.append) as (read, write),
+            ClientSession(read, write, sampling_callback=self.sample, message_handler=self.on_message) as session,
+        ):
+            await session.initialize()
+            self.tally.clients += 1
+            self.listening.set()
+            pid = None
+            for number in range(1, self.calls + 1):
+                page = await self.call(session, "write", {"line": f"line {number}"})
+                pid = pid or page.get("pid")
+                self.count(page, page.get("lines") == number, pid)
+            await self.notification(session, pid)
+            answer = await self.call(session, "ask", {"question": f"question of {session_ids[0]}"})
+            self.count(answer, answer.get("text") == f"answer to question of {session_ids[0]}", pid)
+            self.tally.answered += answer.get("text") == f"answer to question of {session_ids[0]}"
+
     def count(self, result: dict[str, Any], right: bool, pid: int | None) -> None:
         if right and result.get("pid") == pid:
             self.tally.right += 1
@@ -153,7 +174,7 @@ class Story:
 
 
 async def main() -> None:
-    options = arguments()
+    options = arguments("--sse")
     tally = Tally()
 
     async def one(number: int, *, kill: bool = False) -> None:
@@ -165,7 +186,7 @@ async def main() -> None:
             only_calls=options.only_calls or kill,
         )
         try:
-            await story.run(kill=kill)
+            await (story.run_sse() if options.sse else story.run(kill=kill))
         except Exception as error:
             tally.errors[repr(error)] += 1
 

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import httpx
 import uvicorn
-from fastapi import FastAPI, Request
+import websockets.asyncio.client as websockets
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from itsdangerous import TimestampSigner, URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
@@ -249,6 +250,13 @@ def resources_app(clock: ManualClock) -> FastAPI:
             return _reply(request, 401, session=dict(request.session))
         return _reply(request, sid=token.get("sid"), session=dict(request.session))
 
+    @app.websocket("/socket")
+    async def socket_(websocket: WebSocket) -> None:
+        session_id = websocket.session["session_id"]
+        await websocket.accept()
+        await websocket.send_json({"worker": app.state.homing_routing_id, "session_id": session_id})
+        await websocket.close()
+
     mounted = FastAPI()
 
     @mounted.post("/start")
@@ -427,6 +435,15 @@ class SeedWorker:
 
     def sweep(self) -> None:
         sweep(self.worker)
+
+    async def socket(self, path: str, *, cookie: str | None = None) -> dict[str, Any]:
+        """The first message of a WebSocket, as JSON."""
+        url = str(self._client.base_url).replace("http", "ws", 1).rstrip("/") + path
+        headers = {} if cookie is None else {"cookie": cookie}
+        async with websockets.connect(url, additional_headers=headers, proxy=None) as opened:
+            found = json.loads(await opened.recv())
+        assert isinstance(found, dict)
+        return found
 
     async def get(self, path: str, **options: Any) -> httpx.Response:
         return await self.call("GET", path, **options)

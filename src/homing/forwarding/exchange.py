@@ -37,6 +37,7 @@ from homing.forwarding.frames import (
     event_frame,
     pieces,
     read_event,
+    read_trailers,
     start_head,
 )
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
@@ -81,6 +82,7 @@ class ReceivedRequest:
         except (IndexError, KeyError, ValueError, TypeError) as error:
             raise MalformedFrameError("the reason or the scope of a request cannot be read") from error
         self.note = request.note
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._is_http = scope["type"] == "http"
         self._body_open = request.body == BODY_OPEN
         """The forwarder sends the body without being asked, after *mine*."""
@@ -178,6 +180,9 @@ class ReceivedRequest:
             event = {"type": "http.request", "body": payload, "more_body": kind == BODY}
             if kind == LAST:
                 self._pull_due = True
+                if head:
+                    # Where uvicorn puts them, and as late; `homing.head_length` tells them from the head's own.
+                    self._headers.extend(read_trailers(head))
         elif kind == GONE:
             self._gone = event = self._disconnect()
         else:

@@ -230,7 +230,7 @@ class Forwarder:
         connection.write_first(ASK, head)
         try:
             async with asyncio.timeout(deadline_seconds):
-                frame = await connection.next_frame()
+                frame = connection.frame_that_waits() or await connection.next_frame()
             answer = _read_answer(connection, frame)
         except TimeoutError:
             connection.abort()

@@ -37,7 +37,7 @@ PIECE_BYTES: Final = 256 * 1024
 
 # Either way: an event of the request or of the reply.
 BODY: Final = 1  # payload: part of a body, more follows
-LAST: Final = 2  # payload: the last part of a body
+LAST: Final = 2  # payload: the last part of a body; head: trailers that the server has added to the request's headers
 EVENT: Final = 3  # head: an event of any other type, as a dict
 TEXT: Final = 4  # payload: a WebSocket message, UTF-8
 DATA: Final = 5  # payload: a WebSocket message
@@ -399,6 +399,22 @@ def _pair(value: object) -> tuple[object, object]:
     if isinstance(value, list | tuple) and len(value) == 2:
         return value[0], value[1]
     raise MalformedFrameError("the start of a reply holds a status and headers")
+
+
+_decode_trailers = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]]).decode
+
+
+def trailers_head(trailers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head of a LAST frame: headers that came after the request's head had been sent; empty for none."""
+    return _encode([(bytes(name), bytes(value)) for name, value in trailers]) if trailers else b""
+
+
+def read_trailers(head: bytes) -> list[tuple[bytes, bytes]]:
+    """The trailers in a LAST frame's head."""
+    try:
+        return _decode_trailers(head)
+    except msgspec.MsgspecError as error:
+        raise MalformedFrameError("the trailers of a request are header pairs") from error
 
 
 # --- events of any type ---

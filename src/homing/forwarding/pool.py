@@ -48,7 +48,7 @@ class OwnerConnection(FrameStream):
         self.timed_out = False
         self._frames: deque[Frame] = deque()
         self._waiting_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[Frame | None] | None = None
 
     def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
         exchange = self.exchange
@@ -64,11 +64,15 @@ class OwnerConnection(FrameStream):
         if kind == PULL:
             exchange.pull_received()
             return
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            self._waiter = None
+            waiter.set_result((kind, head, payload))
+            return
         self._frames.append((kind, head, payload))
         self._waiting_bytes += len(head) + len(payload) + FRAME_COST_BYTES
         if self._waiting_bytes > READ_AHEAD_BYTES:
             self.pause_reading()
-        self._wake()
 
     def write_first(self, kind: int, head: bytes, payload: bytes = b"") -> None:
         """Write the first frame of an exchange. If the other end has closed already, that counts as a failed write."""
@@ -80,27 +84,28 @@ class OwnerConnection(FrameStream):
     def ended(self) -> None:
         self.answer_by = 0.0
         self.pool.forget(self)
-        self._wake()
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def next_frame(self) -> Frame | None:
-        """The owner's next frame; None when the connection is lost and all that arrived before was taken."""
-        while not self._frames:
-            if self.lost:
-                return None
-            self._waiter = waiter = self.pool.loop.create_future()
-            await waiter
+    def frame_that_waits(self) -> Frame | None:
+        """The owner's next frame, if it has arrived."""
+        if not self._frames:
+            return None
         _, head, payload = taken = self._frames.popleft()
         self._waiting_bytes -= len(head) + len(payload) + FRAME_COST_BYTES
         if self.read_paused and self._waiting_bytes <= READ_AHEAD_BYTES // 2:
             self.resume_reading()
         return taken
+
+    def next_frame(self) -> asyncio.Future[Frame | None]:
+        """To be awaited when no frame waits: the next one; None if the connection is lost. One is awaited at a time."""
+        waiter: asyncio.Future[Frame | None] = self.pool.loop.create_future()
+        if self.lost:
+            waiter.set_result(None)
+        else:
+            self._waiter = waiter
+        return waiter
 
     def has_frames(self) -> bool:
         return bool(self._frames)

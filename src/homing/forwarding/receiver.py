@@ -37,6 +37,7 @@ from homing.forwarding.frames import (
     request_scope,
 )
 from homing.forwarding.stream import FrameStream
+from homing.rundir import close_after_fork
 from homing.types import ASGIApp, Scope
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Receiver:
     """A worker's private socket and what came through it. Made by `serve_private_socket`, which closes it.
 
     Attributes:
-        listener: The listening socket; a forked child closes its copy (`homing.rundir.close_after_fork`).
+        listener: The listening socket; a forked child closes its copy.
         counters: What came through it.
     """
 
@@ -324,14 +325,17 @@ async def serve_private_socket(
         OSError: the socket cannot be bound, for one because the path exists.
     """
     listener, identity = _bind(path, backlog)
-    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds, context=context)
     maker = os.getpid()
+    # A child with a copy would let connections to a dead worker wait, where they have to be refused.
+    undo = close_after_fork(listener)
+    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds, context=context)
     try:
         yield receiver
     finally:
         try:
             await receiver.aclose()
         finally:
+            undo()
             listener.close()
             with contextlib.suppress(FileNotFoundError):
                 # A forked child, or whoever finds another socket at the path, does not remove it.

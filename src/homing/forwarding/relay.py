@@ -45,6 +45,7 @@ from homing.forwarding.frames import (
     read_event,
     read_start,
     request_head,
+    trailers_head,
 )
 from homing.forwarding.pool import Frame, OwnerConnection
 from homing.forwarding.replay import Replayable
@@ -106,6 +107,8 @@ class Relay:
     _pending: deque[Frame] | None = None
     """What was taken before *mine* and did not go with the first frame."""
     _early_bytes = 0
+    _sent_headers: int | None = None
+    """How many headers went with the head. A server may add trailers to them while the body still comes."""
     _unblocked: asyncio.Future[None] | None = None
 
     def __init__(self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope) -> None:
@@ -131,7 +134,7 @@ class Relay:
                 self._start_pump()
                 connection.pool.loop.call_soon(self._send_head_soon, timeout_seconds, reason, note)
             while True:
-                frame = await connection.next_frame()
+                frame = connection.frame_that_waits() or await connection.next_frame()
                 if self._failure is not None:
                     raise self._failure
                 if frame is None:
@@ -245,6 +248,7 @@ class Relay:
         # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
         self._undelivered = connection.lost or connection.transport.is_closing()
         connection.write_first(REQUEST, head, payload)
+        self._sent_headers = len(self._scope["headers"])
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:
         try:
@@ -317,7 +321,15 @@ class Relay:
             body = b""
             if more:
                 return
-        await self._put(BODY if more else LAST, b"", bytes(body))
+        if more:
+            await self._put(BODY, b"", bytes(body))
+        else:
+            await self._put(LAST, self._late_trailers(), bytes(body))
+
+    def _late_trailers(self) -> bytes:
+        if self._sent_headers is None or self._scope["type"] != "http":
+            return b""
+        return trailers_head(self._scope["headers"][self._sent_headers :])
 
     async def _put(self, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
         connection = self._connection

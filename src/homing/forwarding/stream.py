@@ -14,6 +14,7 @@ import logging
 from typing import Final, cast
 
 from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError
+from homing.rundir import close_after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -61,50 +62,52 @@ class FrameStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._read(data)
+            size = len(data)
+            position = 0
+            if self._missing:
+                if size < self._missing:
+                    self._parts.append(data)
+                    self._missing -= size
+                    return
+                position = self._end_payload(data)
+            elif self._rest:
+                data = self._rest + data
+                size = len(data)
+                self._rest = b""
+            while size - position >= PREFIX_BYTES and not self.lost:
+                prefix = int.from_bytes(data[position : position + PREFIX_BYTES], "little")
+                start = position + PREFIX_BYTES
+                middle = start + (prefix >> 8 & 0xFFFFFF)
+                end = middle + (prefix >> 32)
+                if end <= size:
+                    self.frame_received(prefix & 0xFF, data[start:middle], data[middle:end])
+                    position = end
+                    continue
+                if end - middle > MAX_PAYLOAD_BYTES:
+                    raise MalformedFrameError(f"a payload of {end - middle} bytes is over the limit")  # noqa: TRY301
+                if middle > size:
+                    break
+                self._part_of = (prefix & 0xFF, data[start:middle])
+                self._parts = [data[middle:]]
+                self._missing = end - size
+                return
+            if position < size:
+                self._rest = data[position:] if position else data
         except MalformedFrameError as error:
             logger.error("closed a connection between workers: %s", error)  # noqa: TRY400 - no bug of ours
             self.malformed()
             self.abort(error)
 
-    def _read(self, data: bytes) -> None:
-        size = len(data)
-        position = 0
-        if self._missing:
-            if size < self._missing:
-                self._parts.append(data)
-                self._missing -= size
-                return
-            position = self._missing
-            self._parts.append(data if size == position else data[:position])
-            payload = b"".join(self._parts)
-            self._parts = []
-            self._missing = 0
-            kind, head = self._part_of
-            self.frame_received(kind, head, payload)
-        elif self._rest:
-            data = self._rest + data
-            size = len(data)
-            self._rest = b""
-        while size - position >= PREFIX_BYTES and not self.lost:
-            prefix = int.from_bytes(data[position : position + PREFIX_BYTES], "little")
-            start = position + PREFIX_BYTES
-            middle = start + (prefix >> 8 & 0xFFFFFF)
-            end = middle + (prefix >> 32)
-            if end <= size:
-                self.frame_received(prefix & 0xFF, data[start:middle], data[middle:end])
-                position = end
-                continue
-            if end - middle > MAX_PAYLOAD_BYTES:
-                raise MalformedFrameError(f"a payload of {end - middle} bytes is over the limit")
-            if middle > size:
-                break
-            self._part_of = (prefix & 0xFF, data[start:middle])
-            self._parts = [data[middle:]]
-            self._missing = end - size
-            return
-        if position < size:
-            self._rest = data[position:] if position else data
+    def _end_payload(self, data: bytes) -> int:
+        """Take the last of a payload that came in parts, each copied once; returns where in `data` it ended."""
+        position = self._missing
+        self._parts.append(data if len(data) == position else data[:position])
+        payload = b"".join(self._parts)
+        self._parts = []
+        self._missing = 0
+        kind, head = self._part_of
+        self.frame_received(kind, head, payload)
+        return position
 
     def pause_reading(self) -> None:
         if not self.read_paused and not self.lost:
@@ -152,8 +155,11 @@ class FrameStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        # A child that the app forks would keep the connection open when this worker is dead, and the other end waiting.
+        self._undo_close_after_fork = close_after_fork(transport.get_extra_info("socket").fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._undo_close_after_fork()
         if not self.lost:
             self._lose(exc)
 

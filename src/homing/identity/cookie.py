@@ -24,8 +24,9 @@ from homing.clock import SYSTEM_CLOCK, Clock
 SESSION_MAX_AGE_SECONDS: Final = 14 * 24 * 60 * 60
 """How long a session cookie is good for, in seconds: Starlette's default."""
 
-_CACHED_COOKIES: Final = 1024
-_CACHED_COOKIE_BYTES: Final = 4096
+_REMEMBERED_COOKIES: Final = 4096
+_REMEMBERED_COOKIE_BYTES: Final = 4096
+_REMEMBERED_BYTES: Final = 2 * 1024 * 1024
 
 
 class ClockedSigner(TimestampSigner):
@@ -106,7 +107,8 @@ class SignedCookieReader:
     """Reads one key of a signed session cookie from raw headers, and remembers a bounded number of good ones.
 
     A cookie is remembered by its whole `Cookie` header, with the instant it was signed at, and its age is judged anew
-    each time. Bad cookies are not remembered, so they cannot push out good ones.
+    each time. Bad cookies are not remembered, so they cannot push out good ones. Once half of the room is used, only what
+    is seen again from then on is kept: a worker with a few thousand sessions under way still finds nearly all.
 
     Args:
         name: The cookie.
@@ -132,6 +134,8 @@ class SignedCookieReader:
         self._max_age_seconds = max_age_seconds
         self._clock = clock
         self._good: dict[bytes, tuple[int, str | None]] = {}
+        self._older: dict[bytes, tuple[int, str | None]] = {}
+        self._bytes = 0
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
@@ -142,12 +146,13 @@ class SignedCookieReader:
             value = cookie_value(self._name, [(b"cookie", header) for header in cookies])
             return None if value is None else self.session_id(value)
         header = cookies[0]
-        known = self._good.get(header)
+        known = self._good.get(header) or self._recall(header)
         if known is not None:
             signed_at, session_id = known
             if self._max_age_seconds is None or 0 <= int(self._clock.wall()) - signed_at <= self._max_age_seconds:
                 return session_id
             del self._good[header]
+            self._bytes -= len(header)
             return None
         value = parse_cookies(header.decode("latin-1")).get(self._name)
         if value is None:
@@ -156,11 +161,22 @@ class SignedCookieReader:
         if session is None:
             return None
         session_id = self._text(session)
-        if len(header) <= _CACHED_COOKIE_BYTES:
-            if len(self._good) >= _CACHED_COOKIES:
-                self._good.clear()
-            self._good[header] = (_signed_at(value), session_id)
+        self._remember(header, (_signed_at(value), session_id))
         return session_id
+
+    def _recall(self, header: bytes) -> tuple[int, str | None] | None:
+        known = self._older.pop(header, None)
+        if known is not None:
+            self._remember(header, known)
+        return known
+
+    def _remember(self, header: bytes, known: tuple[int, str | None]) -> None:
+        if len(header) > _REMEMBERED_COOKIE_BYTES:
+            return
+        if len(self._good) >= _REMEMBERED_COOKIES // 2 or self._bytes + len(header) > _REMEMBERED_BYTES // 2:
+            self._older, self._good, self._bytes = self._good, {}, 0
+        self._good[header] = known
+        self._bytes += len(header)
 
     def session_id(self, value: str) -> str | None:
         """The session ID in one cookie's value; None if the cookie is rejected or holds none."""
@@ -169,10 +185,10 @@ class SignedCookieReader:
 
     def __len__(self) -> int:
         """How many good cookies are remembered."""
-        return len(self._good)
+        return len(self._good) + len(self._older)
 
     def __repr__(self) -> str:
-        return f"<SignedCookieReader {self._name}:{self._key}: {len(self._good)} remembered>"
+        return f"<SignedCookieReader {self._name}:{self._key}: {len(self)} remembered>"
 
     def _text(self, session: dict[str, Any]) -> str | None:
         found = session.get(self._key)

@@ -5,7 +5,8 @@ One rule per place, from the most binding to the least:
 - On the MCP path the session token alone names the session: a cookie there is not used.
 - Elsewhere the signed session cookie does; the token only where no cookie does, and a rejected cookie is no cookie.
 - A seed or close may name the session in its body, which is read only there. Cookie (or token) and body that differ:
-409. - A stop of a rollout, where nothing above names a session, names its path key.
+  409.
+- A stop of a rollout, where nothing above names a session, names its path key.
 - A request that names none of these may name a worker (`x-ng-session-owner`).
 
 Every route also matches below a rollout prefix (`/ng-rollout/<id>`).
@@ -27,7 +28,7 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.errors import BadOwnerHeaderError, ConfigurationError, SessionConflictError
 from homing.identity.base import Learner, Named
 from homing.identity.body import MAX_BODY_BYTES, BodyReader, has_body
-from homing.identity.cookie import SignedCookieReader
+from homing.identity.cookie import SESSION_MAX_AGE_SECONDS, SignedCookieReader
 from homing.identity.documents import field_text
 from homing.identity.ids import head_headers, header_text, session_id
 from homing.identity.sources import Headers
@@ -118,6 +119,7 @@ class KindIdentity:
         mcp_path: The path of the MCP endpoint, on which the token alone counts. With or without a slash at its end.
         close_follows_header: The header by which an end route's caller says `1`: a close follows, so this is no end yet.
         max_body_bytes: The largest JSON body of a seed or close.
+        max_age_seconds: How long a cookie is good for, as the session middleware's `max_age`.
         clock: Whose wall clock ages cookies.
 
     Raises:
@@ -138,6 +140,7 @@ class KindIdentity:
         mcp_path: str = "/mcp",
         close_follows_header: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        max_age_seconds: int | None = SESSION_MAX_AGE_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not session_cookie or not secret_key:
@@ -158,7 +161,9 @@ class KindIdentity:
         self._token_header = None if mcp_token_header is None else mcp_token_header.lower().encode("ascii")
         self._token_serializer = mcp_token_serializer
         self._close_follows = None if close_follows_header is None else close_follows_header.lower().encode("latin-1")
-        self._cookie = SignedCookieReader(session_cookie, kind.cookie_key, secret_key, clock=clock)
+        self._cookie = SignedCookieReader(
+            session_cookie, kind.cookie_key, secret_key, max_age_seconds=max_age_seconds, clock=clock
+        )
         self._id_path = (kind.id_field,)
         self._path_key_path = tuple(kind.path_key_field.split(".")) if kind.path_key_field else ()
         self._body = BodyReader(max_body_bytes, (*self._id_path, *self._path_key_path))

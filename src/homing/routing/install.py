@@ -53,7 +53,7 @@ def install_session_routing(
     router is then `app.state.homing_router`, with `lifetimes`, and, while the worker serves, `worker.owners`.
 
     Args:
-        app: Its session middleware uses `session_cookie` and `secret_key`.
+        app: Its session middleware uses `session_cookie` and `secret_key`; how long a cookie is good for is read from it.
         kind: Where requests name their session.
         socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers. None: one worker; it
             only checks and sets the session ID of seeds and closes, and owns nothing.
@@ -77,6 +77,9 @@ def install_session_routing(
     Raises:
         RuntimeError: the app has already started.
     """
+    # Starlette is imported by its users only.
+    from homing.routing.session_id import cookie_max_age, put_session_id_next_to_session
+
     starts = (kind.seed_path, *session_starts)
     ends = (kind.close_path, *session_ends)
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
@@ -106,6 +109,7 @@ def install_session_routing(
         mcp_path=mcp_path,
         close_follows_header=close_follows_header,
         max_body_bytes=max_body_bytes,
+        max_age_seconds=cookie_max_age(app.user_middleware),
         clock=clock,
     )
 
@@ -145,9 +149,6 @@ def install_session_routing(
     def outermost(inner: ASGIApp) -> ASGIApp:
         router.app = inner
         return router
-
-    # Starlette is imported by its users only.
-    from homing.routing.session_id import put_session_id_next_to_session
 
     # Starlette calls it as it would call a class.
     app.add_middleware(outermost)

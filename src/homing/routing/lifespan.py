@@ -8,6 +8,7 @@ Not here: what is opened (`worker.py`).
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 async def run_lifespan(router: SessionRoutingMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
     """Run the app's lifespan with the worker's inside it. An app without one gets the worker's alone."""
     lifespan = _Lifespan(router, receive, send)
-    router.use_state(scope.get("state"))
+    router.use_lifespan(scope.get("state"), contextvars.copy_context())
     try:
         try:
             await router.app(scope, lifespan.receive, lifespan.send)

@@ -11,6 +11,7 @@ long ownership lasts (`homing.lifetime`); and what a worker has open (`worker.py
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +20,7 @@ from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
 from homing.identity import Identity, Learner, Named
+from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
@@ -75,6 +77,7 @@ class SessionRoutingMiddleware:
         self._drop = drop
         self._on_open = on_open
         self._state: dict[str, Any] | None = None
+        self._context: contextvars.Context | None = None
         self._fresh = fresh_worker_id()
 
     def __repr__(self) -> str:
@@ -97,6 +100,7 @@ class SessionRoutingMiddleware:
         await worker.open(
             self._entry or self,
             state=lambda: self._state,
+            context=self._context,
             backlog=self.policy.backlog,
             sweep_seconds=self.policy.sweep_seconds,
         )
@@ -130,9 +134,11 @@ class SessionRoutingMiddleware:
         """How many requests of the session are being served here."""
         return 0 if self.worker is None else self.worker.owners.served_now(session_id)
 
-    def use_state(self, state: dict[str, Any] | None) -> None:
-        """The lifespan's state, which each request from another worker gets a copy of, as its own server would give."""
+    def use_lifespan(self, state: dict[str, Any] | None, context: contextvars.Context) -> None:
+        """What a request from another worker gets as its own server would give it: a copy of the lifespan's state, and
+        of the context that the server had before the app could set anything in it."""
         self._state = state
+        self._context = context
 
     # --- one request's way ---
 
@@ -206,7 +212,7 @@ class SessionRoutingMiddleware:
         """Run the handler, let its reply pass, and record what became of the session."""
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
-        request.arrive(scope)
+        arrived = dict(scope)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
@@ -223,7 +229,9 @@ class SessionRoutingMiddleware:
                 failed = not watch.complete
                 raise
         finally:
-            request.leave(failed=failed)
+            if scope.get(ENDED_SCOPE_KEY):
+                request.end()
+            request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
                 await answer(request.unrecorded, scope, send)

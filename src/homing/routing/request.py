@@ -37,7 +37,6 @@ class RoutedRequest:
     """
 
     __slots__ = (
-        "_arrived",
         "_ended",
         "_entered",
         "_owned",
@@ -51,7 +50,6 @@ class RoutedRequest:
 
     def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
         self._worker = worker
-        self._arrived: Scope = {}
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
@@ -122,9 +120,9 @@ class RoutedRequest:
             logger.warning("session not recorded: %s", self.unrecorded)
             raise self.unrecorded from error
 
-    def makes_known(self, status: int) -> bool:
+    def makes_known(self, scope: Scope, status: int) -> bool:
         """Whether a reply with this status may carry the session's ID: the session was used, or is started by it."""
-        return self.used or (self.named.start and succeeded(self._arrived, status))
+        return self.used or (self.named.start and succeeded(scope, status))
 
     def end(self) -> None:
         """This request's session has ended; its owner is kept for the close retry window."""
@@ -136,15 +134,12 @@ class RoutedRequest:
             return nullcontext()
         return _Touch(self._worker, session_id)
 
-    def arrive(self, scope: Scope) -> None:
-        """Keep the request as it came: an app that mounts others, or strips a prefix, may change its scope in place."""
-        # A copy, made before the scope holds this object: a cycle for each request is work for the garbage collector.
-        self._arrived = dict(scope)
-
-    def leave(self, *, failed: bool) -> None:
+    def leave(self, arrived: Scope, *, failed: bool) -> None:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
+            arrived: The request's scope as it came. An app that mounts others, or strips a prefix, may change its own in
+                place, and then a start would no longer be seen as one.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
@@ -153,7 +148,7 @@ class RoutedRequest:
         status = None if failed else self.status
         try:
             if session_id is not None and self._owned:
-                self._leave_session(worker, session_id, self._arrived, status)
+                self._leave_session(worker, session_id, arrived, status)
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)

@@ -9,12 +9,14 @@ Not here: reading the cookie (`homing.identity.cookie`), which the router does b
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import Session, SessionMiddleware
 
+from homing.identity import SESSION_MAX_AGE_SECONDS
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -121,7 +123,7 @@ class SessionIdMiddleware:
 
         async def settle(message: Message) -> None:
             if new and message["type"] == "http.response.start":
-                if request.makes_known(message["status"]):
+                if request.makes_known(scope, message["status"]):
                     request.acquire()
                     session.mark_modified()
                 elif dict.get(session, key) == request.session_id:
@@ -131,15 +133,26 @@ class SessionIdMiddleware:
         await self.app(scope, receive, settle)
 
 
+def cookie_max_age(middleware: list[Middleware]) -> int | None:
+    """How long the app's session middleware takes a cookie for good, in seconds; None: for ever."""
+    for each in middleware:
+        if _is_session_middleware(each):
+            given = inspect.signature(SessionMiddleware).bind_partial(None, *each.args, **each.kwargs)
+            given.apply_defaults()
+            found: int | None = given.arguments["max_age"]
+            return found
+    return SESSION_MAX_AGE_SECONDS
+
+
 def put_session_id_next_to_session(middleware: list[Middleware], cookie_key: str) -> None:
     """Insert `SessionIdMiddleware` into an app's middleware, given outermost first.
 
     Directly inside the session middleware: whatever sits further in sees the ID, and counts as use if it looks at the
     session. Next to the app where there is none.
     """
-    inside = [
-        place
-        for place, each in enumerate(middleware, 1)
-        if isinstance(each.cls, type) and issubclass(each.cls, SessionMiddleware)
-    ]
+    inside = [place for place, each in enumerate(middleware, 1) if _is_session_middleware(each)]
     middleware.insert(inside[-1] if inside else len(middleware), Middleware(SessionIdMiddleware, cookie_key=cookie_key))
+
+
+def _is_session_middleware(middleware: Middleware) -> bool:
+    return isinstance(middleware.cls, type) and issubclass(middleware.cls, SessionMiddleware)

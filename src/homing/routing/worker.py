@@ -10,6 +10,7 @@ Not here: what a request does with all this (`middleware.py`), and when a worker
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import random
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 GRACEFUL_SECONDS: Final = 30.0
 """How long a stopping worker waits for the others to drain, where the server has no limit of its own."""
+
+LAST_SECONDS: Final = 0.5
+"""What a worker waits at least, if its own connections took all of the limit: the others reach it a moment later."""
 
 _DRAIN_POLL_SECONDS: Final = 0.05
 
@@ -81,7 +85,8 @@ class Worker:
         self.id = identifier
         self.lifetimes = lifetimes
         self.drained = False
-        self._graceful_seconds = GRACEFUL_SECONDS if graceful_seconds is None else graceful_seconds
+        self._graceful_seconds = graceful_seconds
+        self._told_at: float | None = None
         self._owner_timeout_seconds = owner_timeout_seconds
         self._clock = clock
         self._receiver: Receiver | None = None
@@ -101,13 +106,20 @@ class Worker:
         return f"<Worker {self.id[:6]} {self.owners!r}>"
 
     async def open(
-        self, app: ASGIApp, *, state: Callable[[], dict[str, Any] | None], backlog: int, sweep_seconds: float
+        self,
+        app: ASGIApp,
+        *,
+        state: Callable[[], dict[str, Any] | None],
+        context: contextvars.Context | None,
+        backlog: int,
+        sweep_seconds: float,
     ) -> Self:
         """Take this worker's place: private socket and sweeper. What fails half-way is closed again.
 
         Args:
             app: Called for each request that another worker sends here.
             state: The lifespan's state, of which each request gets a copy.
+            context: Each request runs in a copy of it.
         """
         global _current  # noqa: PLW0603 - one process is one worker
         self._stack.push_async_callback(self.owners.aclose)
@@ -119,6 +131,7 @@ class Worker:
                     worker_socket_path(self.run_directory.path, self.id),
                     backlog,
                     state=state,
+                    context=context,
                     on_ask=self._asked,
                 )
             )
@@ -127,7 +140,7 @@ class Worker:
                 sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
             )
             self._stack.push_async_callback(_cancel, sweeper)
-            self._stack.enter_context(_stop_signals_marked(lambda: self._mark("stopping")))
+            self._stack.enter_context(_stop_signals_marked(self._told_to_stop))
         except BaseException:
             await self.aclose()
             raise
@@ -141,7 +154,7 @@ class Worker:
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
         self._mark("drained")
-        deadline = self._clock.monotonic() + self._graceful_seconds
+        deadline = self._drain_until()
         # Marks are files that other processes make: there is no event to wait for.
         while self._others_still_drain() and self._clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
@@ -150,6 +163,24 @@ class Worker:
         self.drained = True
         if self._receiver is not None:
             await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))
+
+    def _drain_until(self) -> float:
+        """When to stop waiting, on the clock.
+
+        A limit that was set counts from the signal, since the server has spent some of it on its own connections: counted
+        anew, a stop would take twice the limit.
+        """
+        now = self._clock.monotonic()
+        if self._graceful_seconds is None:
+            return now + GRACEFUL_SECONDS
+        if self._told_at is None:
+            return now + self._graceful_seconds
+        return max(self._told_at + self._graceful_seconds, now + min(self._graceful_seconds, LAST_SECONDS))
+
+    def _told_to_stop(self) -> None:
+        if self._told_at is None:
+            self._told_at = self._clock.monotonic()
+        self._mark("stopping")
 
     def _mark(self, state: str) -> None:
         """Tell the others. A worker that cannot, with no room or no directory left, stops all the same."""

@@ -186,6 +186,8 @@ class Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Look at every worker once: take in what it said, replace it if it died or hangs. Does not wait."""
+        for worker in self._workers():
+            worker.listen()
         self._reap()
         for slot in self._slots:
             self._look_at(slot)
@@ -203,7 +205,6 @@ class Supervisor(Multiprocess):
             if time.monotonic() >= slot.retry_at:
                 slot.worker = self._start_worker()
             return
-        worker.listen()
         if worker.ready:
             slot.failures = 0
         if worker.exit_code is None:
@@ -240,7 +241,6 @@ class Supervisor(Multiprocess):
 
     def _reap(self) -> None:
         for worker in list(self._retiring):
-            worker.listen()
             if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
                 worker.kill()
             if worker.exit_code is not None:
@@ -260,7 +260,9 @@ class Supervisor(Multiprocess):
     def _wait(self, wakeups: socket.socket) -> None:
         handles: list[connection.Connection | socket.socket | int] = [wakeups]
         for worker in self._workers():
-            handles += worker.wait_handles
+            # What an exited worker leaves stays readable: waiting for it again would not wait.
+            if worker.exit_code is None:
+                handles += worker.wait_handles
         if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
             with contextlib.suppress(BlockingIOError):
                 wakeups.recv(4096)
@@ -298,7 +300,6 @@ class Supervisor(Multiprocess):
             slot.replacement = self._start_worker()
             return
         new = slot.replacement
-        new.listen()
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
             self._retire(old)
@@ -306,6 +307,7 @@ class Supervisor(Multiprocess):
             if not self._to_restart:
                 logger.info("all %d workers were restarted", len(self._slots))
         elif new.exit_code is not None:
+            new.listen()
             line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
             logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
             new.close()

@@ -25,6 +25,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import Server
 
 from homing.errors import ConfigurationError, HomingError, StartupError
+from homing.rundir import close_after_fork
 from homing.runtime.config import RunConfig, address_line
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class WorkerMain:
 
     def __call__(self, sockets: list[socket] | None = None) -> None:
         link = SupervisorLink(self._connection)
+        for listener in sockets or ():
+            close_after_fork(listener)  # else the port stays taken for as long as a child of the app lives
         server = HomingServer(self._config, link.send)
         threading.Thread(target=_live_with_supervisor, args=(link, server), name="homing-link", daemon=True).start()
         try:

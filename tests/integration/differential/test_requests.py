@@ -259,11 +259,6 @@ def test_scenario_40_a_slow_reply_overwrites_newer_session_data(pairs: Pairs, ru
     run(differ(pair, play))
 
 
-@pytest.mark.xfail(
-    HOMING == "homing",
-    strict=True,
-    reason="forwarding: trailers that arrive after the head has crossed are not added to the owner's scope",
-)
 def test_trailers_that_come_late_are_seen_alike(pair: Pair, run: Run) -> None:
     """uvicorn with httptools adds a request's trailers to the scope's headers, when they come, even after the app was called."""
 

@@ -241,7 +241,7 @@ def test_an_owner_lost_after_mine(run: Run, frames: list[bytes], error: type[Exc
                 await forward(forwarder, server)
             assert server.sent == sent
             assert len(owner.peers) == 1, "never sent again"
-            assert not forwarder._pools[OWNER].idle
+            assert " 0 idle" in repr(forwarder)
 
     run(test())
 
@@ -513,13 +513,11 @@ def test_idle_connections_are_let_go(run: Run) -> None:
 def test_a_closed_forwarder_sends_nothing_more(run: Run) -> None:
     async def test() -> None:
         async with hop(ok) as (forwarder, receiver):
-            go = asyncio.Event()
             assert await forward(forwarder, Server())
             await forwarder.aclose()
             await forwarder.aclose()
             with pytest.raises(OwnerBusyError):
                 await forward(forwarder, Server())
-            assert not go.is_set()
             assert receiver.counters.received == 1
 
     run(test())
@@ -638,7 +636,6 @@ def test_frames_of_a_reply_that_nobody_asked_for_close_the_connection(run: Run) 
                 peer = await owner.accept()
                 await peer.read_request()
                 await peer.write_frame(RAISED)
-                peer = await owner.accept() if False else peer
                 await peer.read_request()
                 await peer.write_frame(END)
 

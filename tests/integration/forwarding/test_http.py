@@ -374,7 +374,6 @@ def test_an_apps_exception_is_logged_once_at_the_owner(
             with pytest.raises(RemoteAppError):
                 await forward(forwarder, server)
             assert server.sent == ([START] if started else [])
-            assert await forward(forwarder, Server(), post_scope(1)) if False else True
 
     run(test())
     (record,) = [record for record in caplog.records if record.exc_info]

@@ -81,3 +81,13 @@ def test_a_client_that_first_probes_for_the_sessionless_era_falls_back(server: S
     tally = Driver(*CLIENTS["client-2"]).run(server, "--mode", "auto", "--calls", "5")
     assert tally["statuses"].pop("POST 400") == 1
     check(tally, clients=1, calls=5)
+
+
+def test_the_older_sse_transport_keeps_its_sessions() -> None:
+    """Its ID is first named by an event that is no JSON; every message is a POST of its own, answered on one GET stream."""
+    with served("tests.support.mcp_sse_app:app", "--preset", "mcp", "--scatter", programs=MCP1) as server:
+        options = ("--sse", "--clients", "8", "--calls", "5")
+        tally = drive("tests.support.mcp_client_v1", f"{server.url}/sse", *options, programs=MCP1)
+    assert tally["errors"] == {}
+    assert (tally["right"], tally["calls"]) == (8 * 7, 8 * 7)
+    assert (tally["noticed"], tally["answered"]) == (8, 8)

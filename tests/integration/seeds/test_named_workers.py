@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -39,7 +40,7 @@ async def test_a_malformed_name_is_refused(agents: SeedServer, value: str) -> No
     assert "/run" not in worker.agent.handled
 
 
-@pytest.mark.parametrize("value", ["nonsense", new_worker_id()])
+@pytest.mark.parametrize("value", ["nonsense", "0123456789abcdef" * 2])
 async def test_it_is_ignored_where_the_request_names_a_session(agents: SeedServer, value: str) -> None:
     first, second = agents.workers
     reply = await first.post("/v1/agent_sessions", {"agent_session_id": "a1"}, headers={SESSION_OWNER_HEADER: value})
@@ -81,3 +82,21 @@ async def test_the_sessions_of_a_worker_that_exited_are_gone_and_stay_gone(resou
     assert here.resources.handled == ["/"]
     assert resources.records() == 1
     assert (await here.post("/seed_session", {"resources_session_id": "s2"})).status_code == 200
+
+
+async def test_requests_for_a_worker_that_is_stopping_are_served_or_gone(resources: SeedServer) -> None:
+    """Never *failed*: one that reaches it after its drain has not run, and its caller must be told so."""
+    stopping, here = resources.workers
+    await stopping.post("/seed_session", {"resources_session_id": "s1", "episode_id": "e"})
+    statuses: set[int] = set()
+
+    async def call_until_gone() -> None:
+        while 410 not in statuses:
+            reply = await here.post("/increment_counter", {}, cookie=cookie({"session_id": "s1"}))
+            statuses.add(reply.status_code)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+        for _ in range(8):
+            calls.create_task(call_until_gone())
+        await resources.stop_worker(stopping)
+    assert statuses <= {200, 410, 503}

@@ -39,6 +39,15 @@ async def test_row_1_any_resources_request_is_named_by_its_cookie(resources: See
         assert reply.json() == {"worker": owner.id, "count": count}
 
 
+async def test_row_1_holds_for_websockets(resources: SeedServer) -> None:
+    owner, other = resources.workers
+    signed = await seeded(resources, "s1")
+    assert await other.socket("/socket", cookie=signed) == {"worker": owner.id, "session_id": "s1"}
+    # Without a cookie it has an ID of its own, which no reply can name, so there is no record of it.
+    assert (await other.socket("/socket"))["worker"] == other.id
+    assert resources.records() == 1
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/"])
 async def test_row_2_a_tool_call_over_mcp_is_named_by_its_token(resources: SeedServer, prefix: str, path: str) -> None:

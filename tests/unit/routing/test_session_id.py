@@ -17,16 +17,20 @@ from starlette.responses import Response
 
 from homing.identity import Named
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
-from homing.routing.session_id import SessionIdMiddleware, TrackedSession, put_session_id_next_to_session
+from homing.routing.session_id import (
+    SessionIdMiddleware,
+    TrackedSession,
+    cookie_max_age,
+    put_session_id_next_to_session,
+)
 from homing.types import ASGIApp, SessionId
 
 SECRET = "a secret"
 
 
-def routed(session_id: str | None, *, start: bool = False, method: str = "POST") -> RoutedRequest:
+def routed(session_id: str | None, *, start: bool = False) -> RoutedRequest:
     """A request of the one-worker mode: nothing is recorded."""
-    scope = {"type": "http", "method": method, "path": "/x", "headers": []}
-    return RoutedRequest(None, Named(None, start=start), None if session_id is None else SessionId(session_id), scope)
+    return RoutedRequest(None, Named(None, start=start), None if session_id is None else SessionId(session_id))
 
 
 def signed(content: dict[str, Any]) -> str:
@@ -34,7 +38,12 @@ def signed(content: dict[str, Any]) -> str:
 
 
 def served(
-    handler: Callable[[Request], Any], request: RoutedRequest, cookie: dict[str, Any] | None = None, status: int = 200
+    handler: Callable[[Request], Any],
+    request: RoutedRequest,
+    cookie: dict[str, Any] | None = None,
+    *,
+    status: int = 200,
+    method: str = "POST",
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The content of the cookie that the reply set, or None, and its `Vary`."""
 
@@ -45,7 +54,7 @@ def served(
     headers = [] if cookie is None else [(b"cookie", f"session={signed(cookie)}".encode())]
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": "/x",
         "query_string": b"",
         "headers": headers,
@@ -148,7 +157,7 @@ def test_a_start_names_its_session_if_it_succeeds(status: int, cookie: dict[str,
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE"])
 def test_a_method_that_changes_nothing_starts_nothing(method: str) -> None:
-    assert served(nothing, routed("s1", start=True, method=method))[0] is None
+    assert served(nothing, routed("s1", start=True), method=method)[0] is None
 
 
 def test_a_cookie_that_names_the_session_already_is_not_set_again() -> None:
@@ -222,6 +231,22 @@ class Other:
 
 class Subclass(SessionMiddleware):
     pass
+
+
+@pytest.mark.parametrize(
+    ("middleware", "seconds"),
+    [
+        ([], 14 * 86_400),
+        ([Middleware(Other)], 14 * 86_400),
+        ([Middleware(SessionMiddleware, secret_key="s")], 14 * 86_400),
+        ([Middleware(Other), Middleware(SessionMiddleware, secret_key="s", max_age=60)], 60),
+        ([Middleware(Subclass, "s", "name", None)], None),
+    ],
+)
+def test_a_cookie_is_as_long_good_for_the_router_as_for_the_session_middleware(
+    middleware: list[Middleware], seconds: int | None
+) -> None:
+    assert cookie_max_age(middleware) == seconds
 
 
 @pytest.mark.parametrize(

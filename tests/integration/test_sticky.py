@@ -1,0 +1,388 @@
+"""Sessions of generic apps on whole servers: learned IDs, what handlers may say, adopting and refusing, idle time.
+
+Under `homing run` and, with `homing.sticky` in the app's own module, under plain `uvicorn --workers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.pair import PairOptions, open_pair
+from tests.support.raw import Wire, connect, request
+from tests.support.recorder import (
+    Recorder,
+    Stage,
+    body,
+    fail,
+    note,
+    open_stage,
+    read_body,
+    read_until,
+    respond,
+    start,
+    wait,
+)
+from tests.support.servers import STARTED, homing_run, serve_workers, serving, uvicorn_run
+from tests.support.staged import CANARY, Shared, asked, call, open_staged
+from tests.support.watching import until_gone
+from tests.support.workers import connections
+
+import homing
+from homing.routing.options import DAY_SECONDS
+from homing.types import SESSION as SESSION_KIND
+from homing.types import key_digest
+
+STICKY = "tests.support.sticky_app:app"
+WORKERS = 3
+LAUNCHERS: dict[str, Callable[..., list[str]]] = {"homing run": homing_run, "uvicorn": uvicorn_run}
+
+
+@contextlib.asynccontextmanager
+async def launched(launcher: str, **env: str) -> AsyncIterator[Any]:
+    argv = LAUNCHERS[launcher](STICKY, "--workers", str(WORKERS), "--no-access-log")
+    async with serve_workers(argv, workers=WORKERS, env={"HOMING_SESSION_SOCKET_DIR": None, **env}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    with asyncio.Runner() as runner:
+        shared = Shared(runner)
+        yield shared
+        shared.close()
+
+
+async def ask(wire: Wire, method: str, path: str, status: int = 200) -> Any:
+    await wire.send(request(method, path, body=b"" if method == "POST" else None))
+    reply = await wire.reply(method)
+    assert reply.status == status, reply
+    return json.loads(reply.body)
+
+
+def record_in(directory: Path | str, session: str) -> Path:
+    return Path(directory) / "session-owners" / key_digest(SESSION_KIND, session)
+
+
+# --- under any launcher ---
+
+
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+def test_scenario_2_a_learned_id_is_found_by_the_next_request_wherever_it_lands(shared: Shared, launcher: str) -> None:
+    async def test() -> None:
+        server = shared_server
+        async with connections(server.address, WORKERS) as wires:
+            creators = set()
+            for number in range(30):
+                first, *others = (list(wires.values()) * 2)[number % WORKERS :][:WORKERS]
+                await first.send(request("POST", "/sessions", body=b""))
+                # The very bytes that carry the ID: nothing of the reply after it is waited for.
+                data = await first.until(b'"worker":')
+                session = re.findall(rb'"session":"([^"]+)"', data)[0].decode()
+                seen = await asyncio.gather(*(ask(wire, "GET", f"/sessions/{session}") for wire in others))
+                made = await first.until(b"}")
+                assert {each["worker"] for each in seen} == {json.loads(b'{"worker":' + made)["worker"]}
+                assert sorted(each["count"] for each in seen) == list(range(1, WORKERS))
+                creators.add(seen[0]["worker"])
+            assert len(creators) == WORKERS
+
+    shared_server = shared.get(launcher, lambda: launched(launcher))
+    shared.run(test())
+
+
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+def test_an_id_that_no_start_has_made_is_gone(shared: Shared, launcher: str) -> None:
+    async def test() -> None:
+        async with connections(server.address, WORKERS) as wires:
+            for wire in wires.values():
+                assert (await ask(wire, "GET", "/sessions/never", 410))["error"]["code"] == "session_gone"
+
+    server = shared.get(launcher, lambda: launched(launcher))
+    shared.run(test())
+
+
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+def test_a_handler_touches_another_session_only_where_it_is(shared: Shared, launcher: str) -> None:
+    async def test() -> None:
+        async with connections(server.address, WORKERS) as wires:
+            one, two, _ = wires.values()
+            mine, also_mine = [(await ask(one, "POST", "/sessions"))["session"] for _ in range(2)]
+            theirs = (await ask(two, "POST", "/sessions"))["session"]
+            for wire in wires.values():
+                assert await ask(wire, "POST", f"/sessions/{mine}/touch/{theirs}") == {"here": False}
+                assert await ask(wire, "POST", f"/sessions/{mine}/touch/never") == {"here": False}
+                assert await ask(wire, "POST", f"/sessions/{theirs}/touch/{mine}") == {"here": False}
+            for number, wire in enumerate(wires.values(), 1):
+                assert await ask(wire, "POST", f"/sessions/{mine}/touch/{also_mine}") == {"here": True, "count": number}
+                assert (await ask(wire, "POST", f"/sessions/{mine}/touch/{mine}"))["here"]
+
+    server = shared.get(launcher, lambda: launched(launcher))
+    shared.run(test())
+
+
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+def test_a_worker_id_is_the_process_starts_own_and_new_after_a_restart(shared: Shared, launcher: str) -> None:
+    """Last of its server's tests: one worker is killed, and its sessions are gone under any launcher."""
+
+    async def test() -> None:
+        async with connections(server.address, WORKERS) as wires:
+            identifiers, sessions = {}, {}
+            for pid, wire in wires.items():
+                made = await ask(wire, "POST", "/sessions")
+                identifiers[pid], sessions[pid] = made["worker"], made["session"]
+                assert (await ask(wire, "POST", "/sessions"))["worker"] == identifiers[pid]
+            assert len(set(identifiers.values())) == WORKERS
+            assert all(re.fullmatch("[0-9a-f]{32}", each) for each in identifiers.values())
+            killed, *others = wires
+            descriptor = os.pidfd_open(killed)
+            os.kill(killed, signal.SIGKILL)
+            await readable(descriptor)
+            for pid in others:
+                await ask(wires[pid], "GET", f"/sessions/{sessions[killed]}", 410)
+        await server.log.until(STARTED, WORKERS + 1)
+        async with connections(server.address, WORKERS) as wires:
+            (new,) = set(wires) - set(others)
+            assert (await ask(wires[new], "POST", "/sessions"))["worker"] not in identifiers.values()
+            await ask(wires[new], "GET", f"/sessions/{sessions[killed]}", 410)
+            assert (await ask(wires[new], "GET", f"/sessions/{sessions[others[0]]}"))["worker"] == identifiers[
+                others[0]
+            ]
+
+    server = shared.get(launcher, lambda: launched(launcher))
+    shared.run(test())
+
+
+def test_outside_a_server_there_is_no_worker_id_and_no_request() -> None:
+    with pytest.raises(LookupError, match="no homing worker runs"):
+        homing.worker_id()
+    for use in (homing.end, lambda scope: homing.serving(scope, "other")):
+        with pytest.raises(LookupError, match="not a request that homing routed"):
+            use({"type": "http"})
+
+
+async def readable(descriptor: int) -> None:
+    """Wait until a process has ended; closes its descriptor."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(10):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+# --- how long ---
+
+
+def test_idle_sessions_end_by_themselves_those_in_use_and_those_just_ended_are_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "run").mkdir(mode=0o700)
+        env = {"TEST_IDLE_SECONDS": "0.4", "HOMING_SESSION_SOCKET_DIR": str(tmp_path / "run")}
+        async with launched("uvicorn", **env) as server, connections(server.address, WORKERS) as wires:
+            one, two, three = wires.values()
+            idle, used, ended = [(await ask(one, "POST", "/sessions"))["session"] for _ in range(3)]
+            await ask(two, "POST", f"/sessions/{ended}/finish")
+            await three.send(request("GET", f"/sessions/{used}/hold"))
+            await until_gone(record_in(tmp_path / "run", idle))
+            assert (await ask(two, "GET", f"/sessions/{idle}", 410))["error"]["code"] == "session_gone"
+            # A request in flight counts, though it came before; an ended session has its window of 300 s.
+            assert record_in(tmp_path / "run", used).is_symlink()
+            assert record_in(tmp_path / "run", ended).is_symlink()
+            await ask(two, "GET", f"/sessions/{ended}", 404)  # the app's own answer, at the owner
+            await ask(one, "POST", f"/sessions/{used}/let-go")
+            assert json.loads((await three.reply()).body) == {"held": True}
+            await until_gone(record_in(tmp_path / "run", used))
+            assert record_in(tmp_path / "run", ended).is_symlink()
+
+    asyncio.run(test())
+
+
+def test_the_idle_time_is_a_day_unless_set() -> None:
+    assert inspect.signature(homing.sticky).parameters["idle_seconds"].default == 86_400 == DAY_SECONDS
+
+
+# --- adopting and refusing: one worker in this process, which routes all the same ---
+
+
+@contextlib.asynccontextmanager
+async def recorded(directory: Path, **settings: Any) -> AsyncIterator[tuple[Stage, Wire]]:
+    """The recorder behind `homing.sticky`, and a connection to it."""
+    run = directory / "run"
+    run.mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOMING_SESSION_SOCKET_DIR", str(run))
+        async with open_stage(str(directory / "stage")) as stage:
+            app = Recorder(str(directory / "stage"))
+            settings = {"sessions": [homing.header("x-session")], **settings}
+            async with serving(homing.sticky(app, **settings)) as address, connect(address) as wire:
+                yield stage, wire
+
+
+UNOWNED = {
+    "a header alone": ({}, 200),
+    "a cookie alone": ({"sessions": [homing.cookie("x"), homing.header("x-session")]}, 200),
+    "an end alone": ({"ends": ["DELETE /s"]}, 200),
+    "a start": ({"starts": ["POST /start"]}, 410),
+    "learn": ({"learn": [homing.header("x-made")]}, 410),
+    "a preset": ({"preset": "mcp"}, 404),
+    "a handle": ({"sessions": [homing.header("x-session"), homing.mcp_handle("book")]}, 410),
+    "a start, and adopt": ({"starts": ["POST /start"], "unowned": "adopt"}, 200),
+    "a header, and refuse": ({"unowned": "refuse"}, 410),
+    "a status of its own": ({"unowned": "refuse", "gone_status": 404}, 404),
+}
+
+
+@pytest.mark.parametrize("given", list(UNOWNED))
+def test_an_unowned_session_is_adopted_where_clients_choose_ids_and_refused_where_they_do_not(
+    tmp_path: Path, given: str
+) -> None:
+    settings, expected = UNOWNED[given]
+
+    async def test() -> None:
+        async with recorded(tmp_path, **settings) as (stage, wire):
+            stage.script("here", [read_body(), *respond()])
+            reply = await call(wire, f"{CANARY}-1", "here")
+            assert reply.status == expected
+            assert len(stage.performances("here")) == (expected == 200)
+            assert record_in(tmp_path / "run", f"{CANARY}-1").is_symlink() == (expected == 200)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 404, 500, 503])
+def test_an_adopted_session_is_kept_only_if_its_reply_is_below_400(tmp_path: Path, status: int) -> None:
+    async def test() -> None:
+        async with recorded(tmp_path) as (stage, wire):
+            stage.script("here", [read_body(), *respond(status)])
+            stage.script("look", [read_body(), note("in"), *respond()])
+            assert (await call(wire, f"{CANARY}-1", "here")).status == status
+            await call(wire)  # its handler has returned when the next one is called
+            kept = record_in(tmp_path / "run", f"{CANARY}-1").is_symlink()
+            assert kept == (status < 400)
+
+    asyncio.run(test())
+
+
+def test_of_two_requests_that_leave_nothing_the_last_one_to_leave_takes_the_record_along(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with recorded(tmp_path) as (stage, wire), connect(wire.remote) as other:
+            stage.script("slow", [read_body(), note("in"), wait("go"), *respond(404)])
+            stage.script("quick", [read_body(), *respond(404)])
+            await wire.send(asked(f"{CANARY}-1", "slow"))
+            slow = await stage.performance("slow")
+            await slow.noted("in")
+            assert (await call(other, f"{CANARY}-1", "quick")).status == 404
+            await call(other)
+            assert record_in(tmp_path / "run", f"{CANARY}-1").is_symlink()
+            slow.open("go")
+            assert (await wire.reply()).status == 404
+            await call(wire)
+            assert not record_in(tmp_path / "run", f"{CANARY}-1").is_symlink()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("when", ["body", "handler", "stream"])
+def test_a_client_that_leaves_takes_along_what_nobody_used(tmp_path: Path, when: str) -> None:
+    """Whatever the server does with a request whose client has left, what was counted is uncounted."""
+    scripts: dict[str, Sequence[Any]] = {
+        "body": [note("in"), read_until("http.disconnect"), *respond(404)],
+        "handler": [read_body(), note("in"), read_until("http.disconnect"), fail()],
+        "stream": [read_body(), start(404), body(b"x", more=True), note("in"), read_until("http.disconnect"), fail()],
+    }
+
+    async def test() -> None:
+        async with recorded(tmp_path) as (stage, wire), connect(wire.remote) as leaving:
+            stage.script("left", scripts[when])
+            whole = asked(f"{CANARY}-1", "left", method="POST", body=b"0123456789")
+            await leaving.send(whole[:-5] if when == "body" else whole)
+            performance = await stage.performance("left")
+            await performance.noted("in")
+            assert record_in(tmp_path / "run", f"{CANARY}-1").is_symlink()
+            leaving.abort()
+            await performance.done()
+            await until_gone(record_in(tmp_path / "run", f"{CANARY}-1"))
+            assert (await call(wire, f"{CANARY}-1")).status == 200
+
+    asyncio.run(test())
+
+
+# --- before the bytes leave ---
+
+
+def test_an_id_is_owned_before_the_bytes_that_carry_it_leave_however_slow_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner stands still between its record and everything after, as a disk may make it: nothing has left."""
+
+    async def test() -> None:
+        monkeypatch.setenv("HOMING_FAILPOINTS", "acquire.after_symlink=stop@1")
+        async with open_pair(PairOptions(sticky={"unowned": "adopt"})) as pair:
+            made = f"{CANARY}-made"
+            pair.stage.script("make", [read_body(), note("made"), *respond(headers=[(b"x-session", made.encode())])])
+            async with pair.connect(pair.owner) as wire, pair.connect(pair.front) as other:
+                await wire.send(request("POST", "/", [("x-case", "make")], b""))
+                await (await pair.stage.performance("make")).noted("made")
+                stopped = await asyncio.to_thread(os.waitid, os.P_PID, pair.owner.pid, os.WSTOPPED | os.WNOWAIT)
+                assert stopped is not None
+                try:
+                    assert record_in(pair.socket_dir, made).is_symlink()
+                    assert wire.received == 0
+                    # Nobody else can become its owner meanwhile.
+                    await other.send(request("GET", "/", [("x-session", made)]))
+                finally:
+                    pair.owner.process.signal(signal.SIGCONT)
+                assert (await wire.reply("POST")).one(b"x-session") == made.encode()
+                reply = await other.reply()
+                assert (reply.status, reply.body.split()[0]) == (200, b"owner")
+
+    asyncio.run(test())
+
+
+# --- the test mode ---
+
+
+def test_with_scatter_every_request_takes_a_detour_and_the_app_is_still_right() -> None:
+    async def test() -> None:
+        counting = ("--session", "path:/sessions/{session}", "--learn", "body:session@/sessions")
+        options = (*counting, "--start", "POST /sessions", "--scatter", "--owner-timeout", "1", "--no-access-log")
+        async with open_staged(*options, app="tests.support.counter_app:app", workers=2) as server:
+            assert server.server.log.find("--scatter is a test mode")
+
+            async def session() -> None:
+                async with connect(server.server.address) as wire, connect(server.server.address) as other:
+                    made = await ask(wire, "POST", "/sessions")
+                    for count in range(1, 6):
+                        reply = await ask((wire, other)[count % 2], "POST", f"/sessions/{made['session']}/step")
+                        assert (reply["count"], reply["incarnation"]) == (count, made["incarnation"])
+                        assert not reply["hollow"]
+
+            for _ in range(5):
+                await asyncio.gather(*(session() for _ in range(8)))
+
+            # Of two workers, the one that accepts a connection is not the one that answers on it.
+            async with connect(server.server.address) as wire, contextlib.AsyncExitStack() as stack:
+                detour = int((await call(wire)).body.split()[-1])
+                while True:
+                    other = await stack.enter_async_context(connect(server.server.address))
+                    made = await ask(other, "POST", "/sessions")
+                    if made["pid"] != detour:
+                        break
+                # So with that one standing still, even a session that is held where it is asked for is out of reach.
+                step = f"/sessions/{made['session']}/step"
+                assert (await ask(wire, "POST", step))["pid"] != detour
+                with server.stopped(detour):
+                    assert (await ask(wire, "POST", step, 504))["error"]["code"] == "owner_timeout"
+
+    asyncio.run(test())

@@ -1,0 +1,133 @@
+"""Every snippet of the README and the docs does what the text says: each is run, or the test fails.
+
+A block that starts a server is started for real, with a free port and the modules that the text takes for granted
+(`my_server`, `server`), and asked to keep a session together; Python is executed; `make` targets exist.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.running import ROOT, running
+
+import homing
+from homing.identity import parse_source
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+
+MY_SERVER = '''
+import json
+
+counts = {}
+
+
+async def app(scope, receive, send):
+    """Counts the requests of each session it is asked about, in memory."""
+    if scope["type"] != "http":
+        raise RuntimeError("HTTP only")
+    session = dict(scope["headers"]).get(b"x-session", b"").decode()
+    counts[session] = counts.get(session, 0) + 1
+    body = json.dumps({"count": counts[session]}).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": body})
+'''
+
+MCP_SERVER = """
+from mcp.server import MCPServer
+
+mcp = MCPServer("docs")
+
+
+@mcp.tool()
+def hello() -> str:
+    return "hello"
+"""
+
+
+def snippets(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, match in enumerate(_FENCE.finditer(page.read_text())):
+            if match[1] == language:
+                yield f"{page.relative_to(ROOT)}#{number}", match[2]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for name, text in snippets("sh"):
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield name, words
+
+
+COMMANDS = list(commands())
+SERVERS = sorted({tuple(words[2:]) for _, words in COMMANDS if words[:2] == ["homing", "run"]})
+
+
+def test_every_snippet_is_of_a_kind_that_is_run_here() -> None:
+    languages = {match[1] for page in PAGES for match in _FENCE.finditer(page.read_text())}
+    assert languages <= {"sh", "python"}, "add a way to run it"
+    for name, words in COMMANDS:
+        assert words[:2] == ["homing", "run"] or words[0] == "make", f"{name}: {words}: add a way to run it"
+    assert len(SERVERS) >= 3
+
+
+def test_the_make_targets_of_the_text_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    texts = [page.read_text() for page in PAGES]
+    targets = {words[1] for _, words in COMMANDS if words[0] == "make"}
+    targets |= {match[1] for text in texts for match in re.finditer(r"`make ([\w-]+)", text)}
+    assert {"demo", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.parametrize("arguments", SERVERS, ids=" ".join)
+def test_a_server_of_the_text_starts_and_keeps_a_session_together(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "my_server.py").write_text(MY_SERVER)
+    (tmp_path / "server.py").write_text(MCP_SERVER)
+    with running(*arguments, cwd=tmp_path) as server:
+        server.wait_for(r"Application startup complete", count=int(arguments[arguments.index("--workers") + 1]))
+        if arguments[0] == "my_server:app":
+            seen = [_count(server.port, "one") for _ in range(12)]
+            assert seen == list(range(1, 13))
+        assert server.stop() == 0, server.log
+
+
+def _count(port: int, session: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", "/", headers={"x-session": session})
+        found: int = json.loads(connection.getresponse().read())["count"]
+        return found
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(("name", "text"), list(snippets("python")))
+def test_the_python_of_the_text_runs(name: str, text: str) -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError("it is only wrapped here")
+
+    scope: dict[str, object] = {"app": app}
+    exec(compile(text, name, "exec"), scope)
+    if "homing.sticky" in text:
+        assert isinstance(scope["app"], homing.SessionRoutingMiddleware)
+
+
+def test_the_table_of_sources_says_the_same_in_both_columns() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if "`--session " in line and "|" in line]
+    assert len(rows) == 7
+    for row in rows:
+        option, code = itertools.islice(_CODE.findall(row), 2)
+        spec = shlex.split(option)[1]
+        in_code = eval(code.replace("secret=…", "secret='secret'"), {"homing": homing})
+        assert parse_source(spec, secret="secret") == in_code
