@@ -112,6 +112,13 @@ async def test_a_session_that_is_being_served_is_not_released(one: Worker) -> No
         assert one.owners.owner("s") == one.id
 
 
+async def test_nothing_enters_between_the_check_of_a_release_and_its_end(one: Worker) -> None:
+    one.owners.acquire("s")
+    one.owners.release("s")
+    with pytest.raises(NotHereError), one.owners.serving("s"):
+        pytest.fail("the record of a session that is being served was about to go")
+
+
 async def test_releasing_what_another_owns_changes_nothing(one: Worker, two: Worker) -> None:
     one.owners.acquire("s")
     two.owners.release("s")
