@@ -6,7 +6,10 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -156,6 +159,24 @@ def test_a_row_names_a_test_that_exists(row: Row) -> None:
         return
     path, _, function = row.test.partition("::")
     assert function in functions_in(TESTS / path)
+
+
+def test_importing_the_names_imports_no_framework() -> None:
+    program = """
+import sys
+from homing import install_session_routing, sticky
+loaded = {name.split(".")[0] for name in sys.modules} & {"starlette", "fastapi", "aiohttp"}
+sys.exit(f"imported {loaded}" if loaded else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- that the checks above would fail ---

@@ -318,6 +318,27 @@ def test_a_client_that_leaves_takes_along_what_nobody_used(tmp_path: Path, when:
     asyncio.run(test())
 
 
+def test_of_two_ids_in_one_reply_neither_is_kept_if_one_cannot_be_recorded(tmp_path: Path) -> None:
+    """The reply does not leave, so nobody ever hears of the other."""
+    one, two = f"{CANARY}-one", f"{CANARY}-two"
+
+    async def test() -> None:
+        async with recorded(tmp_path, learn=[homing.header("x-made")]) as (stage, wire):
+            names = [(b"x-session", one.encode()), (b"x-made", two.encode())]
+            stage.script("make", [read_body(), *respond(headers=names)])
+            for unrecorded, other in ((one, two), (two, one)):
+                record_in(tmp_path / "run", unrecorded).symlink_to("nobody")
+                reply = await call(wire, None, "make")
+                assert (reply.status, reply.one(b"homing-error")) == (500, b"session_not_recorded")
+                await call(wire)
+                assert not record_in(tmp_path / "run", other).is_symlink()
+                record_in(tmp_path / "run", unrecorded).unlink()
+            assert (await call(wire, None, "make")).status == 200
+            assert all(record_in(tmp_path / "run", each).is_symlink() for each in (one, two))
+
+    asyncio.run(test())
+
+
 # --- before the bytes leave ---
 
 

@@ -115,8 +115,11 @@ class SessionRoutingMiddleware:
             try:
                 await worker.drain()
             finally:
-                self.worker = None
-                await worker.aclose()
+                # Until its private socket is closed, other workers may still send requests here, and they are served.
+                try:
+                    await worker.aclose()
+                finally:
+                    self.worker = None
 
     @property
     def worker_id(self) -> WorkerId:
@@ -268,8 +271,8 @@ class ReplyWatch:
             await self._send(message)
             return
         learned = self._learner.feed(message)
-        for session_id in learned.session_ids:
-            request.learn(session_id)
+        if learned.session_ids:
+            request.learn(learned.session_ids)
         for each in learned.messages:
             self._note(each)
             await self._send(each)

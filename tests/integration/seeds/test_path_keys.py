@@ -178,6 +178,18 @@ async def test_a_seed_that_fails_while_another_of_its_session_succeeds_does_not_
     assert await stop(other) == {"worker": owner.id, "stopped": True}
 
 
+async def test_a_seed_that_fails_before_another_of_its_session_succeeds_does_not_free_its_key(
+    agents: SeedServer,
+) -> None:
+    owner, other = agents.workers
+    succeeding = asyncio.create_task(owner.post("/v1/agent_sessions", seed("a", wait=True)))
+    await owner.agent.entered.wait()
+    assert (await other.post("/v1/agent_sessions", seed("a", fail=True))).status_code == 500
+    owner.agent.proceed.set()
+    assert (await succeeding).status_code == 200
+    assert await stop(other) == {"worker": owner.id, "stopped": True}
+
+
 async def test_a_session_that_the_agent_dropped_by_itself_holds_its_key_no_longer(agents: SeedServer) -> None:
     owner, other = agents.workers
     await owner.post("/v1/agent_sessions", seed("a", "x"))
