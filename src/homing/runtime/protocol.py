@@ -40,6 +40,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         """Reset the client's connection, so that no reply on it can look complete. Nothing happens if it is closed."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
-            with contextlib.suppress(OSError):
+            # Closed already, the client having left: asyncio's socket says so with an OSError, uvloop's with a ValueError.
+            with contextlib.suppress(OSError, ValueError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
