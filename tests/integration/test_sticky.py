@@ -161,6 +161,25 @@ def test_a_worker_id_is_the_process_starts_own_and_new_after_a_restart(shared: S
     shared.run(test())
 
 
+def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> None:
+    async def test() -> None:
+        argv = uvicorn_run("tests.support.two_apps:app", "--workers", "2", "--no-access-log")
+        async with (
+            serve_workers(argv, workers=2, env={"HOMING_SESSION_SOCKET_DIR": None}) as server,
+            connections(server.address, 2) as wires,
+        ):
+            for name in ("one", "two"):
+                pids = set()
+                for wire in wires.values():
+                    await wire.send(request("GET", f"/{name}/", [("x-session", "shared")]))
+                    app, pid = (await wire.reply()).body.decode().split()
+                    assert app == name
+                    pids.add(pid)
+                assert len(pids) == 1
+
+    asyncio.run(test())
+
+
 def test_outside_a_server_there_is_no_worker_id_and_no_request() -> None:
     with pytest.raises(LookupError, match="no homing worker runs"):
         homing.worker_id()

@@ -6,6 +6,7 @@ declared (`install.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -120,7 +121,15 @@ def _run_directory(options: RoutingOptions) -> Callable[[], str]:
     if options.socket_dir is not None:
         given = options.socket_dir
         return lambda: given
-    return lambda: siblings_directory(repr(options))
+    # Two routed apps of one module may be set up alike, and are two all the same: siblings make them in the same order.
+    settings = repr(options)
+    number = _alike[settings]
+    _alike[settings] += 1
+    return lambda: siblings_directory(f"{settings} {number}")
+
+
+_alike: Counter[str] = Counter()
+"""How many routers of each settings this process has made."""
 
 
 def request_of(scope: Scope) -> RoutedRequest:
