@@ -15,7 +15,7 @@ async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
     """The app's start-up, and its shutdown at the end."""
     told: asyncio.Queue[Any] = asyncio.Queue()
     said: asyncio.Queue[Any] = asyncio.Queue()
-    running = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, told.get, said.put))
+    running = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, told.get, said.put))
     told.put_nowait({"type": "lifespan.startup"})
     assert (await said.get())["type"] == "lifespan.startup.complete"
     try:
