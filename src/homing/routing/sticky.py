@@ -18,7 +18,7 @@ from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
-from homing.rundir import siblings_directory
+from homing.rundir import leave_run_directory, siblings_directory
 from homing.types import ASGIApp, Scope
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
@@ -113,7 +113,14 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         lifespan_required=options.lifespan_required,
     )
     socket_dir = None if options.workers == 1 else _run_directory(options)
-    router = SessionRoutingMiddleware(app, identity, lifetimes, policy, socket_dir=socket_dir)
+    router = SessionRoutingMiddleware(
+        app,
+        identity,
+        lifetimes,
+        policy,
+        socket_dir=socket_dir,
+        leave_dir=None if options.socket_dir is not None else leave_run_directory,
+    )
     return router
 
 
