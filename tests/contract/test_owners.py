@@ -580,6 +580,24 @@ async def test_a_restore_nobody_waits_for_any_more_goes_on_and_releases_what_it_
     assert not two.owners.mine("s")
 
 
+async def test_nobody_opens_because_the_deadline_of_an_ask_passed(one: Worker, two: Worker) -> None:
+    own(one, "s")
+    go_on = asyncio.Event()
+
+    async def slow(owner: WorkerId, session_id: str) -> Given:
+        await go_on.wait()
+        return await one.owners.give(session_id, two.id, timeout_seconds=5)
+
+    with contextlib.suppress(SessionMovingError):
+        await two.owners.restore("s", slow, deadline_seconds=0, opened=two.open)
+    counted, opened = two.owners.mine("s"), list(two.opened)
+    with one.owners.serving("s"):
+        pass  # its owner goes on with it
+    go_on.set()
+    await two.owners.aclose()
+    assert (counted, opened) == (False, [])
+
+
 async def test_an_abandoned_restore_of_a_session_that_is_here_leaves_it_as_it_was(world: WorldT, one: Worker) -> None:
     own(one, "s")
     serving = Serving(one, "s")

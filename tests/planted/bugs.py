@@ -124,10 +124,7 @@ BUGS: Final = (
                 "            return\n",
             ),
         ),
-        (
-            f"{OWNERS}::test_a_restore_nobody_waits_for_any_more_goes_on_and_releases_what_it_is_given",
-            "tests/integration/seeds/test_restore.py::test_a_deadline_ends_the_wait_and_not_the_ask",
-        ),
+        (f"{OWNERS}::test_nobody_opens_because_the_deadline_of_an_ask_passed",),
     ),
     Bug(
         "a POST whose owner was lost after it had read it is sent again",

@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ TABLE: Final = ROOT / "docs" / "design" / "planted-bugs.md"
 COPIED: Final = ("src", "tests", "pyproject.toml")
 TESTS_FAILED: Final = 1
 """pytest's exit code when tests ran and failed; any other says that they did not run."""
+TEST_SECONDS: Final = 30
 RUN_SECONDS: Final = 300.0
 
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
@@ -47,8 +49,8 @@ def copy_of_tree() -> Iterator[Path]:
         yield Path(directory)
 
 
-def run_tests(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """pytest over these tests, in that tree and of its source."""
+def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """pytest over these tests, in that tree and of its source: its exit code, and what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(
         [sys.executable, "-c", "import homing; print(homing.__file__)"],
@@ -60,15 +62,34 @@ def run_tests(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[s
     ).stdout
     if not found.startswith(str(root)):
         raise PlantingError(f"the tests would run with {found}")
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+    # The first failure is enough. A bug may also make a test, or what comes after it, wait for ever: "thread" then ends the
+    # process, with the exit code of a failure.
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        f"--timeout={TEST_SECONDS}",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    with subprocess.Popen(
+        command,
         cwd=root,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-        timeout=RUN_SECONDS,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise PlantingError(f"the tests did not end in {RUN_SECONDS} s") from None
+    return process.returncode, output
 
 
 def is_caught(bug: Bug) -> bool:
@@ -81,10 +102,10 @@ def is_caught(bug: Bug) -> bool:
     with copy_of_tree() as root:
         for change in bug.changes:
             change.apply(root)
-        done = run_tests(root, bug.tests)
-    if done.returncode not in (0, TESTS_FAILED):
-        raise PlantingError(f"{bug.name}: pytest's exit code is {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.returncode == TESTS_FAILED
+        code, output = run_tests(root, bug.tests)
+    if code not in (0, TESTS_FAILED):
+        raise PlantingError(f"{bug.name}: pytest's exit code is {code}\n{output}")
+    return code == TESTS_FAILED
 
 
 def check_without_bugs(bugs: Sequence[Bug]) -> None:
@@ -94,9 +115,9 @@ def check_without_bugs(bugs: Sequence[Bug]) -> None:
         PlantingError: they do not.
     """
     with copy_of_tree() as root:
-        done = run_tests(root, sorted({test for bug in bugs for test in bug.tests}))
-    if done.returncode:
-        raise PlantingError(f"the tests fail without any bug:\n{done.stdout}{done.stderr}")
+        code, output = run_tests(root, sorted({test for bug in bugs for test in bug.tests}))
+    if code:
+        raise PlantingError(f"the tests fail without any bug:\n{output}")
 
 
 def rows(bugs: Sequence[Bug], proved: str) -> list[str]:

@@ -34,12 +34,18 @@ Scope = dict[str, Any]
 
 
 class Journal:
-    """This process's journal. Opened at start-up, and kept for the process's life."""
+    """This process's journal. A worker opens it at start-up, and keeps it for the process's life."""
 
     def __init__(self, directory: str) -> None:
         path = os.path.join(directory, f"{os.getpid()}-{secrets.token_hex(4)}.journal")
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def write(self, what: str, *fields: object) -> None:
         os.write(self._fd, json.dumps([time.monotonic(), what, *fields]).encode() + b"\n")
@@ -137,20 +143,20 @@ class SoakApp:
         if scope["type"] == "websocket":
             await self._talk(session, token, receive, send)
             return
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        slow = float(query.get("slow", 0.0))
         match scope["path"]:
             case "/vitals":
                 await reply(send, 200, vitals())
             case "/pid":
                 await reply(send, 200, os.getpid())
             case "/start":
-                await self._start(session, token, receive, send)
+                await self._start(session, token, slow, receive, send)
             case "/new":
-                await self._start(uuid.uuid4().hex, token, receive, send, named=True)
+                await self._start(uuid.uuid4().hex, token, slow, receive, send, named=True)
             case "/step":
-                slow = float(dict(parse_qsl(scope["query_string"].decode())).get("slow", 0.0))
                 await self._step(session, token, slow, receive, send)
             case "/events":
-                query = dict(parse_qsl(scope["query_string"].decode()))
                 await self._events(session, token, int(query["count"]), float(query["gap"]), receive, send)
             case "/close":
                 await self._close(session, token, receive, send)
@@ -171,10 +177,14 @@ class SoakApp:
             answer |= {"incarnation": state.incarnation, "sequence": state.sequence, "chain": state.chain}
         return answer
 
-    async def _start(self, session: str, token: str, receive: Any, send: Any, *, named: bool = False) -> None:
+    async def _start(
+        self, session: str, token: str, slow: float, receive: Any, send: Any, *, named: bool = False
+    ) -> None:
         with Run(self, "start", session, token) as run:
             if await read_body(receive) is None:
                 return
+            if slow:
+                await asyncio.sleep(slow)
             answer = self._answer(run.make(), token, session=session)
             await reply(send, 200, answer, [(SESSION_HEADER, session.encode())] if named else [])
 

@@ -86,6 +86,13 @@ class Workers:
         """The workers that have not exited, by when they started."""
         return [pid for pid, fate in self.fates.items() if fate.exited == float("inf")]
 
+    def settled(self, count: int) -> bool:
+        """So many workers, and none of them about to end."""
+        self.look()
+        alive = self.alive()
+        doomed = any(self.fates[pid].doomed < float("inf") for pid in alive)
+        return len(alive) == count and not doomed and not any(over == float("inf") for _, over in self._restarts)
+
     def look(self) -> None:
         """Take note of new workers, and of restarts that are over."""
         over, before = len(self._server.log.find(_RESTART_OVER)), self._restarts_over

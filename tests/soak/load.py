@@ -206,9 +206,12 @@ class Client:
             else:
                 wire.close()
 
-    async def events(self, session: str, *, alone: bool = True, leave: bool = False) -> Call:
-        """An event stream, read to its end, or left after some events."""
-        count, gap = self.random.randint(2, 8), self.random.uniform(0.0, 0.08)
+    async def events(
+        self, session: str, *, seconds: float | None = None, alone: bool = True, leave: bool = False
+    ) -> Call:
+        """An event stream, of so many seconds or a short one, read to its end or left after some events."""
+        count = self.random.randint(2, 8)
+        gap = self.random.uniform(0.0, 0.08) if seconds is None else seconds / count
         async with self.load.call("events", session, alone=alone, owner=self.owner) as call:
             async with connect(self.load.address) as wire:
                 await wire.send(message(call, "GET", f"/events?count={count}&gap={gap:.4f}"))
@@ -309,6 +312,10 @@ async def _begin(client: Client) -> str | None:
         call = await client.post("new", "")
         return call.session if call.outcome is Outcome.ANSWERED else None
     session = uuid.UUID(int=client.random.getrandbits(128)).hex + uuid.uuid4().hex
+    if client.random.random() < 0.4:
+        racers = client.random.randint(2, 4)
+        raced = await asyncio.gather(*(_one_of_a_race(client, session) for _ in range(racers)))
+        return session if any(call.outcome is Outcome.ANSWERED for call in raced) else None
     for _ in range(3):
         call = await client.post("start", session)
         if call.outcome is Outcome.ANSWERED:
@@ -318,6 +325,23 @@ async def _begin(client: Client) -> str | None:
     return None
 
 
+async def _one_of_a_race(client: Client, session: str) -> Call:
+    """A start beside others of the same session; some go away in the middle."""
+    random = Random(client.random.getrandbits(64))
+    other = Client(client.load, random)
+    await _pause(client.load, random.uniform(0.0, 0.05))
+    try:
+        return await other.post(
+            "start",
+            session,
+            query=f"?slow={random.uniform(0.0, 0.1):.3f}",
+            body=random.randbytes(random.choice((0, 1000))),
+            leave=random.random() < 0.3,
+        )
+    finally:
+        await other.aclose()
+
+
 async def _use(client: Client, session: str, idle_seconds: float) -> None:
     """Steps of all kinds; ends when the session is no more, or is closed, or the client walks away."""
     load, random = client.load, client.random
@@ -325,8 +349,8 @@ async def _use(client: Client, session: str, idle_seconds: float) -> None:
         if load.stopping.is_set():
             return
         match random.choices(
-            ("step", "slow", "big", "events", "talk", "burst", "leave", "leave events", "leave talk", "sleep"),
-            (40, 12, 5, 8, 8, 8, 6, 3, 2, 1),
+            ("step", "slow", "big", "events", "talk", "burst", "leave", "leave events", "leave talk", "sleep", "long"),
+            (80, 24, 10, 16, 16, 16, 12, 6, 4, 2, 1),
         )[0]:
             case "step":
                 call = await client.post("step", session)
@@ -338,6 +362,8 @@ async def _use(client: Client, session: str, idle_seconds: float) -> None:
                 call = await client.post("step", session, body=random.randbytes(random.randint(70_000, 400_000)))
             case "events":
                 call = await client.events(session)
+            case "long":
+                call = await client.events(session, seconds=idle_seconds * 1.15)
             case "burst":
                 call = (await asyncio.gather(*(_one_of_a_burst(client, session) for _ in range(random.randint(2, 4)))))[
                     0

@@ -326,10 +326,11 @@ def _chains(lines: Iterable[Line]) -> Iterator[tuple[str, str]]:
 def answers_of_the_table(history: History) -> Iterator[Violation]:
     """Each answer is a row of the table, and what its row says was so."""
     closing: dict[str, float] = {}
-    used: dict[str, float] = {}
+    used: dict[str, list[Interval]] = defaultdict(list)
+    for interval in intervals(history):
+        used[interval.session].append(interval)
     for call in sorted(history.calls, key=lambda each: each.sent):
         name = f"{call.what} {call.token} of session {call.session}"
-        # Before the verdict on it: a close, or a use, that was sent meanwhile counts too.
         if call.what == "close":
             closing.setdefault(call.session, call.sent)
         match call.outcome:
@@ -350,16 +351,14 @@ def answers_of_the_table(history: History) -> Iterator[Violation]:
             case Outcome.CLOSED:
                 if call.alone and closing.get(call.session, math.inf) > call.done:
                     yield Violation("answers", f"{name} was answered as closed, which nobody had asked for")
-            case Outcome.ANSWERED:
-                used[call.session] = call.sent
-            case Outcome.LEFT:
+            case Outcome.ANSWERED | Outcome.LEFT:
                 pass
     for fate in history.fates.values():
         if fate.exited < math.inf and fate.doomed > fate.exited + CLOCK_SLACK_SECONDS:
             yield Violation("answers", f"worker {fate.pid} ended, and nobody had ended it: {fate}")
 
 
-def _may_be_gone(history: History, call: Call, closing: dict[str, float], used: dict[str, float]) -> bool:
+def _may_be_gone(history: History, call: Call, closing: dict[str, float], used: dict[str, list[Interval]]) -> bool:
     if closing.get(call.session, math.inf) <= call.done:
         return True
     if call.owner is None:  # a start that nobody has answered: whose session it would be is not known
@@ -367,7 +366,9 @@ def _may_be_gone(history: History, call: Call, closing: dict[str, float], used: 
     fate = history.fates.get(call.owner)
     if fate is not None and fate.doomed <= call.done:
         return True
-    return call.done - used.get(call.session, -math.inf) >= history.idle_seconds
+    # A request that is being served counts as use, until its end.
+    last = max((each.end for each in used[call.session] if each.begin <= call.done), default=-math.inf)
+    return call.done - last >= history.idle_seconds - CLOCK_SLACK_SECONDS
 
 
 def _a_worker_ended(history: History, call: Call) -> bool:

@@ -254,8 +254,10 @@ def test_answers_gone_while_its_worker_lives(story: Story) -> None:
     call = story.call("step", None, outcome=Outcome.REFUSED)
     call.status, call.code, call.owner = 410, "session_gone", ONE
     assert story.broken() == {"answers"}
-    call.done = story.history.calls[-2].sent + 5.0  # idle for so long
+    call.done = story.history.lines[-1].time + 5.0  # idle for so long
     assert story.broken() == set()
+    spoil(story, -1, time=call.done - 4.0)  # no: its last request ended only then
+    assert story.broken() == {"answers"}
 
 
 def test_answers_cut_off_while_no_worker_ended(story: Story) -> None:
@@ -283,6 +285,7 @@ def test_a_journal_is_read_as_it_was_written_but_for_a_line_that_was_cut(tmp_pat
     journal = Journal(str(tmp_path))
     journal.write("begin", 0, "s", "t", "step")
     journal.write("step", 0, "s", "t", "i", 1)
+    journal.close()
     (path,) = tmp_path.glob("*.journal")
     with path.open("ab") as cut:
         cut.write(b'[1.0, "end", 0')
