@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,42 @@ def test_a_worker_id_is_the_process_starts_own_and_new_after_a_restart(shared: S
 
     server = shared.get(launcher, lambda: launched(launcher))
     shared.run(test())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_of_one_process_leaves_no_run_directory_behind(workers: int) -> None:
+    """That of several stays for workers that their launcher may start yet, and goes with the next server's start."""
+
+    async def test(base: str) -> None:
+        argv = uvicorn_run(STICKY, "--no-access-log", *(["--workers", str(workers)] if workers > 1 else []))
+        env = {"HOMING_SESSION_SOCKET_DIR": None, "XDG_RUNTIME_DIR": base}
+        async with serve_workers(argv, workers=workers, env=env):
+            (served,) = os.listdir(base)
+        assert os.listdir(base) == ([] if workers == 1 else [served])
+
+    # Not `tmp_path`, which is too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="homing-base-") as base:
+        for _ in range(2):
+            asyncio.run(test(base))
+
+
+def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> None:
+    async def test() -> None:
+        argv = uvicorn_run("tests.support.two_apps:app", "--workers", "2", "--no-access-log")
+        async with (
+            serve_workers(argv, workers=2, env={"HOMING_SESSION_SOCKET_DIR": None}) as server,
+            connections(server.address, 2) as wires,
+        ):
+            for name in ("one", "two"):
+                pids = set()
+                for wire in wires.values():
+                    await wire.send(request("GET", f"/{name}/", [("x-session", "shared")]))
+                    app, pid = (await wire.reply()).body.decode().split()
+                    assert app == name
+                    pids.add(pid)
+                assert len(pids) == 1
+
+    asyncio.run(test())
 
 
 def test_outside_a_server_there_is_no_worker_id_and_no_request() -> None:

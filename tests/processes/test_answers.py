@@ -568,6 +568,34 @@ def test_a_declared_start_over_the_limit_is_refused_before_its_handler_and_nothi
     asyncio.run(test())
 
 
+def test_starts_under_way_count_towards_the_limit_and_ended_sessions_do_not() -> None:
+    async def test() -> None:
+        limits = ("--max-sessions-per-worker", "1", "--start", "POST /start", "--end", "POST /end")
+        async with open_staged(*SESSION, *limits, workers=2) as server, server.wires() as wires:
+            pid, wire = next(iter(wires.items()))
+            made = [server.new_session() for _ in range(2)]
+            slow, quick = (
+                server.script(read_body(), note("in"), *more, *respond(headers=[(b"x-session", each.encode())]))
+                for each, more in zip(made, ([wait("go")], []), strict=True)
+            )
+            start = {"method": "POST", "path": "/start", "body": b"{}"}
+            async with server.connection(pid) as other:
+                await wire.send(asked(None, slow, **start))  # type: ignore[arg-type]
+                performance = await server.performance(slow)
+                await performance.noted("in")
+                refused(server, await call(other, None, quick, **start), 503, "session_limit")  # type: ignore[arg-type]
+                performance.open("go")
+                assert (await wire.reply("POST")).status == 200
+                refused(server, await call(other, None, quick, **start), 503, "session_limit")  # type: ignore[arg-type]
+                end = server.script(read_body(), *respond())
+                assert (await call(other, made[0], end, method="POST", path="/end", body=b"")).status == 200
+                assert (await call(other, None, quick, **start)).status == 200  # type: ignore[arg-type]
+                # A late request for the ended one still finds its worker.
+                assert (await call(wire, made[0], end, method="POST", path="/end", body=b"")).status == 200
+
+    asyncio.run(test())
+
+
 def test_with_the_mcp_preset_gone_is_404() -> None:
     async def test() -> None:
         async with open_staged("--preset", "mcp", "--log-level", "debug", workers=2) as server, server.wires() as wires:

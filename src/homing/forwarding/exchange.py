@@ -329,13 +329,15 @@ class ReceivedRequest:
             await app(scope, self.receive, self.send)
         except ClientGoneError:
             self._end(END)
-        except Exception:
+        except BaseException:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                if self._connection is not None:
+                    self._connection.abort()
+                raise
+            # Whatever it is: servers let no SystemExit of a handler end the process, nor a cancellation that is not theirs.
             logger.exception("the app raised in a forwarded request")
             self._end(RAISED)
-        except BaseException:
-            if self._connection is not None:
-                self._connection.abort()
-            raise
         else:
             if self._connection is not None:
                 self._end(END)

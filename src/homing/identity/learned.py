@@ -75,6 +75,7 @@ class ReplyLearner:
 
     def _before_head(self, message: Message) -> Learned:
         kind = message["type"]
+        message = _with_lasting_headers(message)
         if kind == "websocket.accept":
             return self._finished((message,), self._in_reply_headers(message))
         if kind in ("websocket.close", "websocket.http.response.start"):
@@ -99,7 +100,7 @@ class ReplyLearner:
     def _in_reply_headers(self, message: Message) -> tuple[SessionId, ...]:
         if not self._in_headers:
             return ()
-        headers: Headers = list(message.get("headers", ()))
+        headers: Headers = message.get("headers", ())
         found: list[str] = []
         for read in self._in_headers:
             found += read(headers)
@@ -206,6 +207,12 @@ class ReplyLearner:
         self.done = True
         self._next = _passing
         return Learned(found, messages)
+
+
+def _with_lasting_headers(message: Message) -> Message:
+    """The message, with headers that can be read here and by the server after: an app may give an iterator."""
+    headers = message.get("headers", ())
+    return message if isinstance(headers, list | tuple) else {**message, "headers": list(headers)}
 
 
 _UNREADABLE = frozenset({"http.response.pathsend", "http.response.zerocopysend"})

@@ -175,6 +175,7 @@ class IdleLifetimes:
         self._used_reopens = used_reopens
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
+        self._ended = 0
 
     def starts(self, path: str) -> bool:
         """Whether a request on `path`, whole and below `root_path`, may start a session."""
@@ -222,11 +223,16 @@ class IdleLifetimes:
         """Drop the sessions whose time has passed and that are not being served; return them, to be released."""
         dropped: list[str] = []
         for kept in self._deadlines.pop_due():
+            self._ended -= kept.state is _State.ENDED
             if self._being_served(kept.key):
                 self._keep(kept.key, kept.state)
             else:
                 dropped.append(kept.key)
         return dropped
+
+    def count_ended(self) -> int:
+        """How many of the sessions kept have ended: there is nothing left of them but the way to their worker."""
+        return self._ended
 
     def __len__(self) -> int:
         """Sessions kept, so an empty one is falsy: never `lifetimes or default`."""
@@ -236,4 +242,7 @@ class IdleLifetimes:
         return f"<IdleLifetimes: {len(self)} sessions>"
 
     def _keep(self, session_id: str, state: _State) -> None:
+        if (kept := self._deadlines.get(session_id)) is not None:
+            self._ended -= kept.state is _State.ENDED
+        self._ended += state is _State.ENDED
         self._deadlines.keep(session_id, state, self._seconds[state])

@@ -22,17 +22,27 @@ logger = logging.getLogger(__name__)
 
 
 async def run_lifespan(router: SessionRoutingMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run the app's lifespan with the worker's inside it. An app without one gets the worker's alone."""
+    """Run the app's lifespan with the worker's inside it. An app without one gets the worker's alone.
+
+    An app whose lifespan ends or fails while it serves is served on, as a server does: the worker stays until the server
+    stops, and what the app raised is raised then.
+    """
     lifespan = _Lifespan(router, receive, send)
     router.use_lifespan(scope.get("state"), contextvars.copy_context())
     try:
         try:
             await router.app(scope, lifespan.receive, lifespan.send)
         except Exception:
+            if lifespan.serving:
+                logger.warning("the app's lifespan failed, and the app is served on", exc_info=True)
+                await lifespan.receive()
+                raise
             if lifespan.answered or router.policy.lifespan_required:
                 raise
             logger.debug("the app has no lifespan", exc_info=True)
-        if not lifespan.answered:
+        if lifespan.serving:
+            await lifespan.until_shutdown()
+        elif not lifespan.answered:
             await lifespan.without_app()
     finally:
         await router.aclose()
@@ -41,7 +51,7 @@ async def run_lifespan(router: SessionRoutingMiddleware, scope: Scope, receive: 
 class _Lifespan:
     """The events between server and app; the worker opens on the one's way out, and drains on the other's way in."""
 
-    __slots__ = ("_receive", "_router", "_send", "_started", "answered")
+    __slots__ = ("_receive", "_router", "_send", "_started", "answered", "serving")
 
     def __init__(self, router: SessionRoutingMiddleware, receive: Receive, send: Send) -> None:
         self._router = router
@@ -49,12 +59,15 @@ class _Lifespan:
         self._send = send
         self._started = False
         self.answered = False
+        self.serving = False
+        """The app has started, and nobody has told it to stop."""
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "lifespan.startup":
             self._started = True
         elif message["type"] == "lifespan.shutdown":
+            self.serving = False
             await self._router.aclose()
         return message
 
@@ -66,6 +79,7 @@ class _Lifespan:
             except (HomingError, OSError) as error:
                 await self._send({"type": "lifespan.startup.failed", "message": f"homing: {error}"})
                 raise
+            self.serving = True
         await self._send(message)
 
     async def without_app(self) -> None:
@@ -73,5 +87,9 @@ class _Lifespan:
         if not self._started:
             await self.receive()
         await self.send({"type": "lifespan.startup.complete"})
+        await self.until_shutdown()
+
+    async def until_shutdown(self) -> None:
+        """Be the rest of a lifespan whose app does not wait for its end."""
         await self.receive()
         await self.send({"type": "lifespan.shutdown.complete"})

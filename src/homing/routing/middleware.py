@@ -49,6 +49,7 @@ class SessionRoutingMiddleware:
         policy: How sessions are treated.
         socket_dir: Makes or finds the run directory, once the worker starts; None: one worker, nothing is routed, and
             only identity is checked (400, 409).
+        leave_dir: Called with the run directory's path once the worker has closed.
         on_open: Called with the worker once it has opened, before it serves.
     """
 
@@ -63,6 +64,7 @@ class SessionRoutingMiddleware:
         policy: Policy,
         *,
         socket_dir: Callable[[], str] | None,
+        leave_dir: Callable[[str], None] | None = None,
         entry: ASGIApp | None = None,
         drop: Callable[[str], None] | None = None,
         on_open: Callable[[Worker], None] | None = None,
@@ -73,6 +75,7 @@ class SessionRoutingMiddleware:
         self.policy = policy
         self.worker: Worker | None = None
         self._socket_dir = socket_dir
+        self._leave_dir = leave_dir
         self._entry = entry
         self._drop = drop
         self._on_open = on_open
@@ -120,6 +123,8 @@ class SessionRoutingMiddleware:
                     await worker.aclose()
                 finally:
                     self.worker = None
+                    if self._leave_dir is not None:
+                        self._leave_dir(worker.run_directory.path)
 
     @property
     def worker_id(self) -> WorkerId:

@@ -41,6 +41,7 @@ class RoutedRequest:
         "_ended",
         "_entered",
         "_owned",
+        "_takes_place",
         "_worker",
         "named",
         "session_id",
@@ -54,6 +55,7 @@ class RoutedRequest:
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
+        self._takes_place = False
         self.named = named
         self.session_id = session_id
         self.used = False
@@ -81,6 +83,17 @@ class RoutedRequest:
         serving.__enter__()
         self._entered.append(serving)
 
+    def take_place(self) -> None:
+        """Count as a session towards the limit, until the app has named the session, or the request leaves."""
+        if self._worker is not None:
+            self._takes_place = True
+            self._worker.starting += 1
+
+    def _give_place(self) -> None:
+        if self._takes_place and self._worker is not None:
+            self._takes_place = False
+            self._worker.starting -= 1
+
     def acquire(self) -> None:
         """Record this worker as the owner of the session minted for this request, before its ID leaves: a use of it.
 
@@ -107,6 +120,8 @@ class RoutedRequest:
             self._record(session_id)
         for session_id in made:
             worker.lifetimes.opened(session_id)
+        if made:
+            self._give_place()
 
     def _record(self, session_id: SessionId) -> None:
         assert self._worker is not None
@@ -157,6 +172,7 @@ class RoutedRequest:
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
+            self._give_place()
         if session_id is not None and not worker.owners.mine(session_id):
             worker.path_keys.unbind(session_id)
 

@@ -8,6 +8,7 @@ Not here: what the decision is (`decision.py`, a plain function), and running th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, assert_never, cast
 
@@ -34,6 +35,10 @@ LOOKS: Final = 3
 """How often a request's owner is looked up: once, and at most twice more after *not mine* or *refused*."""
 
 
+def _none() -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a server treats its sessions.
@@ -42,7 +47,8 @@ class Policy:
         adopts: A session that nobody owns is served where its request lands; else it is *gone*.
         sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
         gone_status, gone_reply: The shape of *gone*.
-        max_sessions: Over it, a declared start is refused.
+        max_sessions: Over it, a declared start is refused. Sessions that have ended do not count, starts under way do.
+        count_ended: How many of this worker's sessions have ended.
         scatter: Test mode: every request first lands on a wrong worker.
         owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
         lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
@@ -53,6 +59,7 @@ class Policy:
     gone_status: int | None = None
     gone_reply: GoneReply | None = None
     max_sessions: int | None = None
+    count_ended: Callable[[], int] = _none
     scatter: bool = False
     owner_timeout_seconds: float = 30.0
     graceful_seconds: float | None = None
@@ -263,7 +270,10 @@ class Routing:
         named, worker = self._named, self._worker
         if not named.mints:
             self._check_limit()
-            return RoutedRequest(worker, named, None)
+            request = RoutedRequest(worker, named, None)
+            if named.start:
+                request.take_place()
+            return request
         session_id = new_session_id()
         request = RoutedRequest(worker, named, session_id)
         # A start acquires before the handler: the reply's cookie will name the session, whatever the handler does.
@@ -302,7 +312,9 @@ class Routing:
 
     def _check_limit(self) -> None:
         limit = self._policy.max_sessions
-        if limit is not None and self._named.start and len(self._worker.owners) >= limit:
+        if limit is None or not self._named.start:
+            return
+        if len(self._worker.owners) + self._worker.starting - self._policy.count_ended() >= limit:
             raise SessionLimitError(f"this worker has {limit} sessions, the most it may have")
 
     def _not_mine(self) -> None:

@@ -6,6 +6,7 @@ declared (`install.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -17,7 +18,7 @@ from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
-from homing.rundir import siblings_directory
+from homing.rundir import leave_run_directory, siblings_directory
 from homing.types import ASGIApp, Scope
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
@@ -103,6 +104,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         gone_status=options.gone_status,
         gone_reply=preset.gone_reply if preset is not None and options.gone_status is None else None,
         max_sessions=options.max_sessions_per_worker,
+        count_ended=lifetimes.count_ended,
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,
         graceful_seconds=options.graceful_seconds,
@@ -111,7 +113,14 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         lifespan_required=options.lifespan_required,
     )
     socket_dir = None if options.workers == 1 else _run_directory(options)
-    router = SessionRoutingMiddleware(app, identity, lifetimes, policy, socket_dir=socket_dir)
+    router = SessionRoutingMiddleware(
+        app,
+        identity,
+        lifetimes,
+        policy,
+        socket_dir=socket_dir,
+        leave_dir=None if options.socket_dir is not None else leave_run_directory,
+    )
     return router
 
 
@@ -120,7 +129,15 @@ def _run_directory(options: RoutingOptions) -> Callable[[], str]:
     if options.socket_dir is not None:
         given = options.socket_dir
         return lambda: given
-    return lambda: siblings_directory(repr(options))
+    # Two routed apps of one module may be set up alike, and are two all the same: siblings make them in the same order.
+    settings = repr(options)
+    number = _alike[settings]
+    _alike[settings] += 1
+    return lambda: siblings_directory(f"{settings} {number}")
+
+
+_alike: Counter[str] = Counter()
+"""How many routers of each settings this process has made."""
 
 
 def request_of(scope: Scope) -> RoutedRequest:

@@ -68,6 +68,7 @@ class Worker:
         owners, path_keys: Which worker owns each session and path key.
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
+        starting: Starts under way whose sessions have no ID yet.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -84,6 +85,7 @@ class Worker:
     ) -> None:
         self.id = identifier
         self.lifetimes = lifetimes
+        self.starting = 0
         self.drained = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None

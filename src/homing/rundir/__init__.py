@@ -31,6 +31,7 @@ from homing.rundir.names import (
 from homing.rundir.places import (
     check_run_directory,
     create_session_socket_dir,
+    leave_run_directory,
     remove_run_directory,
     siblings_directory,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "close_after_fork",
     "create_session_socket_dir",
     "is_worker_id",
+    "leave_run_directory",
     "new_worker_id",
     "remove_run_directory",
     "run_in_forked_child",

@@ -94,6 +94,17 @@ def siblings_directory(settings: str) -> str:
     raise _no_base()
 
 
+def leave_run_directory(path: str) -> None:
+    """Remove the run directory that `siblings_directory` gave, if this process has it to itself.
+
+    One that siblings share stays until a server of this user starts after their launcher has gone: as long as the
+    launcher lives, it may start workers that have to know whose sessions are gone.
+    """
+    named = _RUN_DIRECTORY_NAME.fullmatch(os.path.basename(path))
+    if named is not None and int(named[1]) == os.getpid() and not os.environ.get(SESSION_SOCKET_DIR_ENV):
+        remove_run_directory(path)
+
+
 def remove_run_directory(path: str) -> None:
     """Remove a run directory and all in it, if it is one and ours. Nothing happens if it is gone already."""
     with contextlib.suppress(RunDirectoryError):

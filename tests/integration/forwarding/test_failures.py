@@ -32,6 +32,7 @@ from homing.errors import (
     OwnerRefusedError,
     OwnerTimeoutError,
     OwnerUnreachableError,
+    RemoteAppError,
     ReplyCutError,
 )
 from homing.forwarding.base import Answer
@@ -644,5 +645,27 @@ def test_frames_of_a_reply_that_nobody_asked_for_close_the_connection(run: Run) 
             with pytest.raises(Exception, match="the app raised"):
                 await forward(forwarder, Server())
             assert await forward(forwarder, Server())
+
+    run(test())
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_whatever_the_app_raises_is_told_and_the_worker_goes_on(run: Run, error: type[BaseException]) -> None:
+    """As under uvicorn, where a handler that calls `sys.exit` ends its request and not the process."""
+
+    async def test() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/raises":
+                raise error
+            await ok(scope, receive, send)
+
+        async with hop(app) as (forwarder, receiver):
+            for _ in range(2):
+                with pytest.raises(RemoteAppError):
+                    await forward(forwarder, Server(), http_scope(path="/raises"))
+                server = Server()
+                assert await forward(forwarder, server)
+                assert server.body == b"hello"
+            assert await receiver.drain(5)
 
     run(test())

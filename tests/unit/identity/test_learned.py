@@ -54,6 +54,15 @@ def test_a_reply_s_header_makes_a_session_known_with_the_head_it_is_in() -> None
     assert step.messages == (head,)
 
 
+@pytest.mark.parametrize("identity", [HEAD, BODY])
+def test_headers_that_can_be_read_only_once_reach_the_server(identity: SourcesIdentity) -> None:
+    pairs = [(b"x-s", b"new"), (b"content-type", b"application/json")]
+    head = {"type": "http.response.start", "status": 200, "headers": iter(pairs)}
+    reading = learner(identity)
+    left = [each for event in (head, part(b"{}")) for each in reading.feed(event).messages]
+    assert [list(each["headers"]) for each in left if "headers" in each] == [pairs]
+
+
 @pytest.mark.parametrize("status", [200, 201, 204, 302, 303, 304])
 def test_a_redirect_or_an_empty_reply_makes_a_session_known_too(status: int) -> None:
     assert learned(learner(HEAD), start(status, ("x-s", "new")), part(b"")) == ["new"]

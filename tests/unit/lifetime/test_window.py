@@ -148,6 +148,25 @@ def test_a_session_that_is_being_served_is_kept_and_has_its_time_again(kept: Kep
     assert kept.lasts() == IDLE
 
 
+def test_ended_sessions_are_counted_while_they_are_kept(kept: Kept) -> None:
+    lifetimes = kept.lifetimes
+    for session_id in ("again", "served", "gone"):
+        lifetimes.opened(session_id)
+        lifetimes.ended(session_id)
+        lifetimes.ended(session_id)
+    assert lifetimes.count_ended() == 3
+    lifetimes.opened("again")
+    assert lifetimes.count_ended() == 2
+    kept.serving["served"] = 1
+    kept.clock.move(WINDOW)
+    assert lifetimes.sweep() == ["gone"]
+    assert lifetimes.count_ended() == 1
+    kept.serving["served"] = 0
+    kept.clock.move(WINDOW)
+    assert lifetimes.sweep() == ["served"]
+    assert lifetimes.count_ended() == 0
+
+
 def test_after_a_lag_deadlines_move_by_the_lag(kept: Kept) -> None:
     kept.lifetimes.opened("before")
     kept.clock.move(IDLE + 500)  # the loop was blocked, and a request for the session is queued
