@@ -285,6 +285,7 @@ class ReceivedRequest:
             if self.unsent_start is not None:
                 connection.write(WHOLE | self._flag, self.unsent_start, body)
                 self._flag = 0
+                self.unsent_start = None
             else:
                 self._write(connection, LAST, b"", body)
             self._let_go(connection)
