@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo test test-long check format bench clean
+.PHONY: setup setup-mcp1 demo test test-long soak check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -25,6 +25,12 @@ test: setup setup-mcp1
 # Everything that `make test` runs, and what takes too long for it.
 test-long: setup setup-mcp1
 	$(PYTHON) -m pytest --timeout=1200
+
+# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do.
+SECONDS := 60
+SEED :=
+soak: setup
+	$(PYTHON) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .

@@ -112,6 +112,13 @@ async def test_a_session_that_is_being_served_is_not_released(one: Worker) -> No
         assert one.owners.owner("s") == one.id
 
 
+async def test_nothing_enters_between_the_check_of_a_release_and_its_end(one: Worker) -> None:
+    one.owners.acquire("s")
+    one.owners.release("s")
+    with pytest.raises(NotHereError), one.owners.serving("s"):
+        pytest.fail("the record of a session that is being served was about to go")
+
+
 async def test_releasing_what_another_owns_changes_nothing(one: Worker, two: Worker) -> None:
     one.owners.acquire("s")
     two.owners.release("s")
@@ -571,6 +578,24 @@ async def test_a_restore_nobody_waits_for_any_more_goes_on_and_releases_what_it_
     assert one.dropped == ["s"]
     assert world.record("s") is None  # opened and released: nothing names a worker that does not have it
     assert not two.owners.mine("s")
+
+
+async def test_nobody_opens_because_the_deadline_of_an_ask_passed(one: Worker, two: Worker) -> None:
+    own(one, "s")
+    go_on = asyncio.Event()
+
+    async def slow(owner: WorkerId, session_id: str) -> Given:
+        await go_on.wait()
+        return await one.owners.give(session_id, two.id, timeout_seconds=5)
+
+    with contextlib.suppress(SessionMovingError):
+        await two.owners.restore("s", slow, deadline_seconds=0, opened=two.open)
+    counted, opened = two.owners.mine("s"), list(two.opened)
+    with one.owners.serving("s"):
+        pass  # its owner goes on with it
+    go_on.set()
+    await two.owners.aclose()
+    assert (counted, opened) == (False, [])
 
 
 async def test_an_abandoned_restore_of_a_session_that_is_here_leaves_it_as_it_was(world: WorldT, one: Worker) -> None:

@@ -185,25 +185,21 @@ async def readable(descriptor: int) -> None:
 # --- how long ---
 
 
-def test_idle_sessions_end_by_themselves_those_in_use_and_those_just_ended_are_kept(tmp_path: Path) -> None:
+def test_idle_sessions_end_by_themselves_and_those_in_use_are_kept(tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "run").mkdir(mode=0o700)
         env = {"TEST_IDLE_SECONDS": "0.4", "HOMING_SESSION_SOCKET_DIR": str(tmp_path / "run")}
         async with launched("uvicorn", **env) as server, connections(server.address, WORKERS) as wires:
             one, two, three = wires.values()
-            idle, used, ended = [(await ask(one, "POST", "/sessions"))["session"] for _ in range(3)]
-            await ask(two, "POST", f"/sessions/{ended}/finish")
+            idle, used = [(await ask(one, "POST", "/sessions"))["session"] for _ in range(2)]
             await three.send(request("GET", f"/sessions/{used}/hold"))
             await until_gone(record_in(tmp_path / "run", idle))
             assert (await ask(two, "GET", f"/sessions/{idle}", 410))["error"]["code"] == "session_gone"
-            # A request in flight counts, though it came before; an ended session has its window of 300 s.
+            # A request in flight counts, though it came before.
             assert record_in(tmp_path / "run", used).is_symlink()
-            assert record_in(tmp_path / "run", ended).is_symlink()
-            await ask(two, "GET", f"/sessions/{ended}", 404)  # the app's own answer, at the owner
             await ask(one, "POST", f"/sessions/{used}/let-go")
             assert json.loads((await three.reply()).body) == {"held": True}
             await until_gone(record_in(tmp_path / "run", used))
-            assert record_in(tmp_path / "run", ended).is_symlink()
 
     asyncio.run(test())
 
@@ -314,6 +310,27 @@ def test_a_client_that_leaves_takes_along_what_nobody_used(tmp_path: Path, when:
             await performance.done()
             await until_gone(record_in(tmp_path / "run", f"{CANARY}-1"))
             assert (await call(wire, f"{CANARY}-1")).status == 200
+
+    asyncio.run(test())
+
+
+def test_of_two_ids_in_one_reply_neither_is_kept_if_one_cannot_be_recorded(tmp_path: Path) -> None:
+    """The reply does not leave, so nobody ever hears of the other."""
+    one, two = f"{CANARY}-one", f"{CANARY}-two"
+
+    async def test() -> None:
+        async with recorded(tmp_path, learn=[homing.header("x-made")]) as (stage, wire):
+            names = [(b"x-session", one.encode()), (b"x-made", two.encode())]
+            stage.script("make", [read_body(), *respond(headers=names)])
+            for unrecorded, other in ((one, two), (two, one)):
+                record_in(tmp_path / "run", unrecorded).symlink_to("nobody")
+                reply = await call(wire, None, "make")
+                assert (reply.status, reply.one(b"homing-error")) == (500, b"session_not_recorded")
+                await call(wire)
+                assert not record_in(tmp_path / "run", other).is_symlink()
+                record_in(tmp_path / "run", unrecorded).unlink()
+            assert (await call(wire, None, "make")).status == 200
+            assert all(record_in(tmp_path / "run", each).is_symlink() for each in (one, two))
 
     asyncio.run(test())
 

@@ -51,7 +51,7 @@ def test_a_forked_child_keeps_no_dead_worker_alive_and_no_request_waiting() -> N
             steps = f"/sessions/{session}/step"
             # The hop's connections exist when the child is made, in the pool and in use, and so does the listener.
             assert (await posted(wires[front], steps)).status == 200
-            async with connection(server, front) as stream:
+            async with server.connection(front) as stream:
                 await stream.send(request("GET", f"/sessions/{session}/events"))
                 await stream.until(b"data: 1\n\n")
                 child = json.loads((await posted(wires[front], f"/sessions/{session}/fork")).body)["child"]
@@ -90,7 +90,7 @@ def test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothin
             session = await server.start_session(wires[owner])
             slow = server.script(read_body(), note("in"), wait("go"), *respond(data=b"slow"))
             late = server.script(read_body(), note("in"), wait("go"), *respond(data=b"late"))
-            async with connection(server, front) as second:
+            async with server.connection(front) as second:
                 await second.send(asked(session, slow))
                 served = await server.performance(slow)
                 await served.noted("in")
@@ -110,23 +110,21 @@ def test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothin
     asyncio.run(test())
 
 
-@contextlib.asynccontextmanager
-async def connection(server: Staged, pid: int) -> AsyncIterator[Wire]:
-    """One more connection to this worker of a recorder's server."""
-    for _ in range(400):
-        async with connect(server.server.address) as wire:
-            if (await call(wire)).body.split()[-1] == str(pid).encode():
-                yield wire
-                return
-    raise AssertionError(f"worker {pid} accepted none of 400 connections")
-
-
 LIMIT_SECONDS = 3
 
 STOPS = {
     "SIGTERM": (signal.SIGTERM, ("--timeout-graceful-shutdown", str(LIMIT_SECONDS))),
     "Ctrl-C twice": (signal.SIGINT, ()),
 }
+
+
+def told(server: Staged, number: int) -> None:
+    """Send the signal as it is sent: a terminal's Ctrl-C goes to every process, `kill` to one."""
+    if number == signal.SIGINT:
+        for pid in server.server.worker_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    server.server.signal(number)
 
 
 @pytest.mark.parametrize("how", list(STOPS))
@@ -151,14 +149,14 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
             )
             streams: list[Wire] = []
             for at, owner in sides:
-                wire = await stack.enter_async_context(connection(server, at))
+                wire = await stack.enter_async_context(server.connection(at))
                 await wire.send(asked(sessions[owner], events))
                 await wire.until(b"data: 1\n\n")
                 streams.append(wire)
             sockets: list[WebSocketWire] = []
             open_socket = server.script(receive(), send({"type": "websocket.accept"}), note("open"), wait("for ever"))
             for at, owner in sides[:2]:
-                socket = WebSocketWire(await stack.enter_async_context(connection(server, at)))
+                socket = WebSocketWire(await stack.enter_async_context(server.connection(at)))
                 headers = [("x-session", sessions[owner]), ("x-case", open_socket)]
                 assert (await socket.open("/", headers)).status == 101
                 sockets.append(socket)
@@ -169,7 +167,7 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
                 await (await server.stage.performance(ordinary, nth)).noted("in")
 
             began = time.monotonic()
-            server.server.signal(number)
+            told(server, number)
             await server.server.log.until(r"^INFO:\s+Shutting down", 2)
             for nth in range(2):
                 (await server.stage.performance(ordinary, nth)).open("go")
@@ -178,7 +176,7 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
                 assert (reply.status, reply.body, reply.complete) == (200, b"whole", True)
             if number == signal.SIGINT:
                 began = time.monotonic()
-                server.server.signal(number)
+                told(server, number)
             assert await server.server.wait() == 0
             assert time.monotonic() - began < LIMIT_SECONDS + 2
             for wire in streams:

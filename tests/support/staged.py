@@ -18,10 +18,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.support.raw import Reply, Wire, request
+from tests.support.raw import Reply, Wire, connect, request
 from tests.support.recorder import NAME_ENV, STAGE_ENV, Performance, Stage, open_stage
 from tests.support.servers import STARTED, ServerProcess, _ended, _pidfd, homing_run, serve_workers
-from tests.support.workers import connections
+from tests.support.workers import TRIES, answering, connections
 
 T = TypeVar("T")
 
@@ -61,6 +61,16 @@ class Staged:
     def wires(self) -> AbstractAsyncContextManager[dict[int, Wire]]:
         """A connection to each worker, by process ID."""
         return connections(self.server.address, self.workers)
+
+    @asynccontextmanager
+    async def connection(self, pid: int) -> AsyncIterator[Wire]:
+        """One more connection to this worker."""
+        for _ in range(TRIES):
+            async with connect(self.server.address) as wire:
+                if await answering(wire) == pid:
+                    yield wire
+                    return
+        raise AssertionError(f"worker {pid} accepted none of {TRIES} connections")
 
     async def start_session(self, at: Wire) -> str:
         """A session of the worker at the other end of this connection."""

@@ -47,6 +47,7 @@ OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 
 _MINE_WITHIN_SECONDS: Final = 0.02
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+_LAST_ANSWERS_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -122,7 +123,9 @@ class PeerConnection(FrameStream):
         self._hung_up = None
         self.busy = self.fresh = False
         self.idle_since = self.loop.time()
-        if self.read_paused:
+        if self.receiver.closed:
+            self.pause_reading()
+        elif self.read_paused:
             self.resume_reading()
 
     def ended(self) -> None:
@@ -173,7 +176,7 @@ class Receiver:
         """A timer will write what waits for something to share a write with."""
         self._ticker = self.loop.call_later(idle_seconds / 4, self._tick)
         self._accepting = self.loop.create_task(self._accept())
-        self._closed = False
+        self.closed = False
 
     def __repr__(self) -> str:
         return f"<Receiver: {self.in_flight} in flight, {len(self.connections)} connections>"
@@ -196,14 +199,22 @@ class Receiver:
         return True
 
     async def aclose(self) -> None:
-        """Stop listening, cancel what is in flight and wait for it, drop all connections. Safe to call twice."""
-        if self._closed:
+        """Stop listening, let what has arrived be answered, cancel what takes longer, drop all connections.
+
+        Safe to call twice. What has not been read stays unread, so that its sender sees a reset, and knows that it did
+        not run; what has been read is the router's to answer (*not mine*, from a worker that has drained).
+        """
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._ticker.cancel()
         self._accepting.cancel()
         await asyncio.wait({self._accepting})
         self.listener.close()
+        for connection in self.connections:
+            if not connection.busy and not connection.inside_a_frame:
+                connection.pause_reading()
+        await self.drain(_LAST_ANSWERS_SECONDS)
         tasks = [*self.requests.values(), *self._tasks]
         for task in tasks:
             task.cancel()

@@ -271,8 +271,8 @@ class ReplyWatch:
             await self._send(message)
             return
         learned = self._learner.feed(message)
-        for session_id in learned.session_ids:
-            request.learn(session_id)
+        if learned.session_ids:
+            request.learn(learned.session_ids)
         for each in learned.messages:
             self._note(each)
             await self._send(each)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -92,16 +93,20 @@ class RoutedRequest:
         self._record(self.session_id)
         self._owned = True
 
-    def learn(self, session_id: SessionId) -> None:
-        """Record this worker as the owner of a session that the app has made, before the bytes that name it leave.
+    def learn(self, session_ids: Collection[SessionId]) -> None:
+        """Record this worker as the owner of sessions that the app has made, before the bytes that name them leave.
 
         Raises:
-            SessionNotRecordedError: as for `acquire`.
+            SessionNotRecordedError: as for `acquire`. Then none of them is kept, since none of their IDs leaves.
         """
-        if self._worker is None or session_id == self.session_id:
+        worker = self._worker
+        if worker is None:
             return
-        self._record(session_id)
-        self._worker.lifetimes.opened(session_id)
+        made = [session_id for session_id in session_ids if session_id != self.session_id]
+        for session_id in made:
+            self._record(session_id)
+        for session_id in made:
+            worker.lifetimes.opened(session_id)
 
     def _record(self, session_id: SessionId) -> None:
         assert self._worker is not None

@@ -21,7 +21,7 @@ from homing.rundir import siblings_directory
 from homing.types import ASGIApp, Scope
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
-"""How long the owner of an ended session is kept, so that a late or repeated close still finds it."""
+"""How long the owner of an ended session is kept, so that a late or repeated close still finds it; no longer than idle."""
 
 
 def sticky(
@@ -88,9 +88,11 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         preset=preset,
         max_body_bytes=options.max_body_bytes,
     )
+    # A session without a request for the idle time loses its owner: one that has ended does not keep it for longer.
+    window_seconds = min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)
     lifetimes = IdleLifetimes(
         options.idle_seconds,
-        CLOSE_RETRY_WINDOW_SECONDS,
+        window_seconds,
         starts=identity.starts,
         ends=identity.ends,
         used_reopens=checked.adopts,
@@ -104,7 +106,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,
         graceful_seconds=options.graceful_seconds,
-        sweep_seconds=sweep_interval(min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)),
+        sweep_seconds=sweep_interval(window_seconds),
         backlog=options.backlog,
         lifespan_required=options.lifespan_required,
     )

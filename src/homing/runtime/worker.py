@@ -100,6 +100,18 @@ class HomingServer(Server):
             self._tell(Ready())
 
 
+class WorkerServer(HomingServer):
+    """The server of a process that only serves: told twice to stop, it ends there."""
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # What is still served would be cancelled now, one traceback each, while nobody waits for any of it.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(0)
+
+
 class SupervisorLink:
     """The worker's end of what joins it to its supervisor. Owns the connection for the life of the process."""
 
@@ -136,7 +148,7 @@ class WorkerMain:
         link = SupervisorLink(self._connection)
         for listener in sockets or ():
             close_after_fork(listener)  # else the port stays taken for as long as a child of the app lives
-        server = HomingServer(self._config, link.send)
+        server = WorkerServer(self._config, link.send)
         threading.Thread(target=_live_with_supervisor, args=(link, server), name="homing-link", daemon=True).start()
         try:
             server.run(sockets)

@@ -1,0 +1,290 @@
+"""The planted bugs: which promise each breaks, what it changes in the source, and the tests that must then fail.
+
+A change names a text that is in its file exactly once; `test_planted.py` holds that together with the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """In `path`, below the root of the tree, `old` becomes `new`."""
+
+    path: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Make the change in the tree at `root`.
+
+        Raises:
+            LookupError: the file does not have `old` exactly once.
+        """
+        file = root / self.path
+        text = file.read_text(encoding="utf-8")
+        if (count := text.count(self.old)) != 1:
+            raise LookupError(f"{self.path} has {count} times, not once:\n{self.old}")
+        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One planted bug.
+
+    Attributes:
+        name: What is wrong once it is planted.
+        promise: P1 to P6 of `DESIGN.md`, section 2, or `answers` for its table of answers.
+        tests: Node IDs; at least one of them has to fail.
+    """
+
+    name: str
+    promise: str
+    changes: tuple[Change, ...]
+    tests: tuple[str, ...]
+
+
+RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
+OWNERS: Final = "tests/contract/test_owners.py"
+FAILURES: Final = "tests/integration/forwarding/test_failures.py"
+
+_DIRECTORY: Final = "src/homing/directory"
+_FORWARDING: Final = "src/homing/forwarding"
+_ROUTING: Final = "src/homing/routing"
+
+BUGS: Final = (
+    Bug(
+        "no look again where it arrives: what a peer sends to an owner is handled there",
+        "P1, P2",
+        (
+            Change(
+                f"{_ROUTING}/middleware.py",
+                "                request = None if self.policy.scatter else enter_here(worker, named)\n",
+                "                request = None if self.policy.scatter else enter_here(worker, named)\n"
+                "                if request is None and hop is not None and hop.reason is Reason.OWNED:\n"
+                "                    request = RoutedRequest(worker, named, named.session_id)\n",
+            ),
+        ),
+        (f"{RULES}::test_a_request_sent_to_a_worker_that_let_the_session_go_is_not_mine_and_does_not_run",),
+    ),
+    Bug(
+        "a session nobody owns is acquired after its handler",
+        "P1",
+        (
+            Change(
+                f"{_ROUTING}/route.py",
+                "                    placed_at = self._acquire(request, session_id)\n"
+                "                    if placed_at == worker.id:\n"
+                "                        return request\n",
+                "                    return request\n                    placed_at = None\n",
+            ),
+            Change(
+                f"{_ROUTING}/request.py",
+                "        status = None if failed else self.status\n        try:\n",
+                "        status = None if failed else self.status\n"
+                "        if session_id is not None and not self._owned:\n"
+                "            self._record(session_id)\n"
+                "            self._owned = True\n"
+                "        try:\n",
+            ),
+        ),
+        (
+            f"{RULES}::test_a_request_of_a_session_nobody_owns_owns_it_before_its_handler",
+            "tests/integration/seeds/test_use_and_cookies.py::test_a_start_owns_its_session_before_its_handler_runs",
+        ),
+    ),
+    Bug(
+        "between the check of a release and its unlink, others run (an await)",
+        "P1",
+        (
+            Change(
+                f"{_DIRECTORY}/ownership.py",
+                "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
+                "            return\n"
+                "        self._remove(entry)\n",
+                "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
+                "            return\n"
+                "        asyncio.get_running_loop().call_soon(self._remove, entry)\n",
+            ),
+        ),
+        (f"{OWNERS}::test_nothing_enters_between_the_check_of_a_release_and_its_end",),
+    ),
+    Bug(
+        "a restore opens when the deadline of its ask has passed",
+        "P1",
+        (
+            Change(
+                f"{_DIRECTORY}/restores.py",
+                "        if not task.done():\n            raise SessionMovingError\n",
+                "        if not task.done():\n"
+                "            self._opened(self._entry(session_id, self._name(session_id)), restore)\n"
+                "            return\n",
+            ),
+        ),
+        (f"{OWNERS}::test_nobody_opens_because_the_deadline_of_an_ask_passed",),
+    ),
+    Bug(
+        "a POST whose owner was lost after it had read it is sent again",
+        "P4",
+        (
+            Change(
+                f"{_FORWARDING}/relay.py",
+                "        failure = OwnerUnreachableError("
+                'f"worker {owner} was lost before it said whether the session is its own")\n',
+                "        failure = UndeliveredError("
+                'f"worker {owner} was lost before it said whether the session is its own")\n',
+            ),
+        ),
+        (
+            f"{FAILURES}::test_an_end_after_the_first_frame_was_read_is_unknown",
+            f"{FAILURES}::test_a_pooled_connection_that_read_the_request_is_not_tried_again",
+        ),
+    ),
+    Bug(
+        "a full backlog is taken for a dead worker: 410",
+        "answers",
+        (
+            Change(
+                f"{_FORWARDING}/pool.py",
+                "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED):\n",
+                "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN):\n",
+            ),
+        ),
+        (f"{FAILURES}::test_a_full_backlog_is_busy",),
+    ),
+    # --- more than the first six ---
+    Bug(
+        "memory alone is trusted: a request enters without a look at the record",
+        "P1, P2",
+        (
+            Change(
+                f"{_DIRECTORY}/ownership.py",
+                "        if entry is None or not entry.owned or not owners._records.names_us(entry.name):\n",
+                "        if entry is None or not entry.owned:\n",
+            ),
+        ),
+        (
+            f"{OWNERS}::test_a_removed_directory_is_an_error_and_nobody_adopts",
+            f"{OWNERS}::test_a_session_taken_from_a_live_worker_is_not_served_there_and_its_state_goes",
+        ),
+    ),
+    Bug(
+        "a dead worker's record is taken without the look under the lock",
+        "P1",
+        (
+            Change(
+                f"{_DIRECTORY}/restores.py",
+                "            if self._records.read(entry.name) != text:\n",
+                "            if self._records.read(entry.name) is None:\n",
+            ),
+        ),
+        (f"{OWNERS}::test_a_dead_workers_record_that_changed_before_the_lock_was_held_is_looked_at_anew",),
+    ),
+    Bug(
+        "a give keeps the session's state",
+        "P2",
+        (
+            Change(
+                f"{_DIRECTORY}/gives.py",
+                "        self._forget(entry)\n        self._drop_state(entry)\n",
+                "        self._forget(entry)\n",
+            ),
+        ),
+        (f"{OWNERS}::test_an_idle_session_is_given_at_once_with_its_state_dropped",),
+    ),
+    Bug(
+        "a session is released though it is being served",
+        "P1",
+        (
+            Change(
+                f"{_DIRECTORY}/ownership.py",
+                "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n",
+                "        if entry is None or not entry.owned or entry.taking or self._holds(session_id):\n",
+            ),
+        ),
+        (f"{OWNERS}::test_a_session_that_is_being_served_is_not_released",),
+    ),
+    Bug(
+        "a refused connection means gone, without another look at the record",
+        "P2",
+        (
+            Change(
+                f"{_ROUTING}/route.py",
+                "            if records.owner(key) != owner:\n                return False\n",
+                "",
+            ),
+        ),
+        (f"{RULES}::test_a_session_released_before_its_worker_exited_is_not_gone",),
+    ),
+    Bug(
+        "a served request is not counted off",
+        "P3",
+        (
+            Change(
+                f"{_DIRECTORY}/ownership.py",
+                "            entry.serving -= 1\n            if not entry.serving",
+                "            if not entry.serving",
+            ),
+        ),
+        (f"{OWNERS}::test_the_last_request_to_leave_releases_a_session_of_which_nothing_is_left",),
+    ),
+    Bug(
+        "the loop lagged, and the sweep does not wait for it",
+        "P2",
+        (
+            Change(
+                f"{_ROUTING}/sweeper.py",
+                "            worker.lifetimes.postpone(lag)\n",
+                "            pass\n",
+            ),
+        ),
+        (f"{RULES}::test_after_a_lag_of_the_loop_a_sweep_releases_nothing_that_waited_for_it",),
+    ),
+    Bug(
+        "an ended session keeps its owner for 300 s, whatever the idle time is",
+        "P3",
+        (
+            Change(
+                f"{_ROUTING}/sticky.py",
+                "    window_seconds = min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)\n",
+                "    window_seconds = CLOSE_RETRY_WINDOW_SECONDS\n",
+            ),
+        ),
+        ("tests/unit/routing/test_sticky.py::test_an_ended_session_is_kept_no_longer_than_an_idle_one",),
+    ),
+    Bug(
+        "of several headers of one name, a forwarded reply keeps the last (Set-Cookie)",
+        "P5",
+        (
+            Change(
+                f"{_FORWARDING}/frames.py",
+                '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
+                '    return {"type": "http.response.start", "status": start.status, '
+                '"headers": list(dict(start.headers).items())}\n',
+            ),
+        ),
+        ("tests/integration/forwarding/test_http.py::test_app_and_client_see_what_they_see_without_the_hop",),
+    ),
+    Bug(
+        "a forwarded reply's header names are in lower case",
+        "P5",
+        (
+            Change(
+                f"{_FORWARDING}/frames.py",
+                '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
+                '    return {"type": "http.response.start", "status": start.status, '
+                '"headers": [(name.lower(), value) for name, value in start.headers]}\n',
+            ),
+        ),
+        ("tests/integration/forwarding/test_http.py::test_app_and_client_see_what_they_see_without_the_hop",),
+    ),
+    Bug(
+        "a WebSocket whose owner is lost is closed as if all were well (1000)",
+        "answers",
+        (Change(f"{_FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
+        (f"{FAILURES}::test_a_websockets_owner_lost",),
+    ),
+)

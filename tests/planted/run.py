@@ -1,0 +1,165 @@
+"""`python -m tests.planted.run`: plant each bug in a copy of the tree, run its tests there, and say which were caught.
+
+First the tests run in a copy without any bug: they have to pass, or a failure would prove nothing. Exit code 1 if a bug
+survives. With `--write`, `docs/design/planted-bugs.md` gets the table, with the commit that it was proved on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.planted.bugs import BUGS, Bug
+
+ROOT: Final = Path(__file__).parents[2]
+TABLE: Final = ROOT / "docs" / "design" / "planted-bugs.md"
+COPIED: Final = ("src", "tests", "pyproject.toml")
+TESTS_FAILED: Final = 1
+"""pytest's exit code when tests ran and failed; any other says that they did not run."""
+TEST_SECONDS: Final = 30
+RUN_SECONDS: Final = 300.0
+
+_BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
+
+
+class PlantingError(Exception):
+    """The tests of a bug could not be run, so nothing is known of it."""
+
+
+@contextmanager
+def copy_of_tree() -> Iterator[Path]:
+    """The source and the tests, in a directory of their own."""
+    with tempfile.TemporaryDirectory(prefix="homing-planted-") as directory:
+        for name in COPIED:
+            source, copy = ROOT / name, Path(directory) / name
+            if source.is_dir():
+                shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy)
+        yield Path(directory)
+
+
+def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """pytest over these tests, in that tree and of its source: its exit code, and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", "import homing; print(homing.__file__)"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    if not found.startswith(str(root)):
+        raise PlantingError(f"the tests would run with {found}")
+    # The first failure is enough. A bug may also make a test, or what comes after it, wait for ever: "thread" then ends the
+    # process, with the exit code of a failure.
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        f"--timeout={TEST_SECONDS}",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise PlantingError(f"the tests did not end in {RUN_SECONDS} s") from None
+    return process.returncode, output
+
+
+def is_caught(bug: Bug) -> bool:
+    """Whether a test of the bug fails once it is planted.
+
+    Raises:
+        PlantingError: the tests did not run.
+        LookupError: the source has changed, and the bug cannot be planted.
+    """
+    with copy_of_tree() as root:
+        for change in bug.changes:
+            change.apply(root)
+        code, output = run_tests(root, bug.tests)
+    if code not in (0, TESTS_FAILED):
+        raise PlantingError(f"{bug.name}: pytest's exit code is {code}\n{output}")
+    return code == TESTS_FAILED
+
+
+def check_without_bugs(bugs: Sequence[Bug]) -> None:
+    """All their tests pass where nothing is planted.
+
+    Raises:
+        PlantingError: they do not.
+    """
+    with copy_of_tree() as root:
+        code, output = run_tests(root, sorted({test for bug in bugs for test in bug.tests}))
+    if code:
+        raise PlantingError(f"the tests fail without any bug:\n{output}")
+
+
+def rows(bugs: Sequence[Bug], proved: str) -> list[str]:
+    """The table in Markdown: one row for each bug."""
+    lines = ["| planted bug | breaks | caught by | last proved |", "| --- | --- | --- | --- |"]
+    for bug in bugs:
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in bug.tests)
+        lines.append(f"| {bug.name} | {bug.promise} | {tests} | {proved} |")
+    return lines
+
+
+def write_table(proved: str) -> None:
+    text = TABLE.read_text(encoding="utf-8")
+    table = "\n".join([_BEGIN, "", *rows(BUGS, proved), "", _END])
+    TABLE.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: table, text, flags=re.DOTALL), encoding="utf-8")
+
+
+def commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.planted.run", description=__doc__)
+    parser.add_argument("--only", default="", help="only bugs whose name has this text")
+    parser.add_argument("--write", action="store_true", help="write the table, if every bug was caught")
+    options = parser.parse_args()
+    bugs = [bug for bug in BUGS if options.only in bug.name]
+    check_without_bugs(bugs)
+    survivors = 0
+    for number, bug in enumerate(bugs, 1):
+        caught = is_caught(bug)
+        survivors += not caught
+        print(f"{number:2} {'caught  ' if caught else 'SURVIVES'} {bug.promise:8} {bug.name}", flush=True)
+        for test in bug.tests:
+            print(f"            {test}", flush=True)
+    print(f"{len(bugs) - survivors} of {len(bugs)} planted bugs were caught")
+    if options.write and not survivors and len(bugs) == len(BUGS):
+        write_table(commit())
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The planted bugs fit the source as it is, their tests exist, and (in the long run) each is caught."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from tests.planted.bugs import BUGS, Bug, Change
+from tests.planted.run import ROOT, TABLE, check_without_bugs, copy_of_tree, is_caught, rows
+
+names = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+
+
+@pytest.fixture(scope="module")
+def copies() -> dict[str, str]:
+    """The text of each file that a bug changes."""
+    return {change.path: (ROOT / change.path).read_text() for bug in BUGS for change in bug.changes}
+
+
+@names
+def test_it_can_be_planted_and_is_still_python(bug: Bug, copies: dict[str, str], tmp_path: Path) -> None:
+    for path in {change.path for change in bug.changes}:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(copies[path])
+    for change in bug.changes:
+        change.apply(tmp_path)
+    for path in {change.path for change in bug.changes}:
+        ast.parse((tmp_path / path).read_text())
+
+
+@names
+def test_its_tests_exist(bug: Bug) -> None:
+    assert bug.tests
+    for test in bug.tests:
+        path, _, name = test.partition("::")
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
+
+
+def test_a_text_that_is_not_there_once_fails_loudly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("one two two")
+    for old in ("two", "three"):
+        with pytest.raises(LookupError, match="file has"):
+            Change("file", old, "new").apply(tmp_path)
+    Change("file", "one", "new").apply(tmp_path)
+    assert (tmp_path / "file").read_text() == "new two two"
+
+
+def test_the_table_has_a_row_for_each_bug_as_it_is() -> None:
+    text = TABLE.read_text()
+    for row in rows(BUGS, "")[2:]:
+        assert row.rpartition("|")[0].rpartition("|")[0] in text, f"run `python -m tests.planted.run --write`: {row}"
+    assert text.count("\n| ") == len(BUGS) + 2
+
+
+def test_each_promise_but_speed_has_a_bug() -> None:
+    broken = {promise for bug in BUGS for promise in re.findall(r"P\d|answers", bug.promise)}
+    assert broken == {"P1", "P2", "P3", "P4", "P5", "answers"}
+
+
+def test_a_copy_holds_what_the_tests_need() -> None:
+    with copy_of_tree() as root:
+        assert (root / "src" / "homing" / "__init__.py").exists()
+        assert (root / "tests" / "planted" / "bugs.py").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_every_planted_bug_is_caught() -> None:
+    check_without_bugs(BUGS)
+    assert [bug.name for bug in BUGS if not is_caught(bug)] == []

@@ -1,0 +1,366 @@
+"""One soak: a real `homing run` server, its clients, the faults, the return to rest, and what came of it all.
+
+After the faults, within bounds: as many workers as before serve, new sessions work on each and through each, and every
+worker is back at what it had open at its start, with no owner record left of a session that ended.
+
+Not here: what counts as broken in the history (`oracle`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from tests.soak.app import JOURNAL_ENV
+from tests.soak.faults import Injector, Workers, plan, watched
+from tests.soak.load import Client, Crowd, Load, play
+from tests.soak.oracle import History, Outcome, check, read_journals
+from tests.support.raw import Address, Wire, WireError, connect, request
+from tests.support.servers import LEFT_BEHIND, ServerProcess, homing_run, serve_workers
+from tests.support.workers import connections
+
+WORKERS: Final = 3
+PLAYERS: Final = 14
+CROWD: Final = 6
+CROWD_SESSIONS: Final = 2
+FAULT_EVERY_SECONDS: Final = 1.1
+
+IDLE_SECONDS: Final = 5.0
+OWNER_TIMEOUT_SECONDS: Final = 2.0
+HOP_IDLE_SECONDS: Final = 15.0
+"""How long a connection between workers is kept unused: nobody is at rest before that."""
+
+RECOVER_SECONDS: Final = 30.0
+REST_SECONDS: Final = HOP_IDLE_SECONDS + IDLE_SECONDS + 15.0
+
+FD_SLACK: Final = 2
+TASK_SLACK: Final = 1
+
+OPTIONS: Final = (
+    *("--workers", str(WORKERS), "--session", "header:x-session", "--start", "POST /start", "--end", "POST /close"),
+    *("--idle", str(IDLE_SECONDS), "--owner-timeout", str(OWNER_TIMEOUT_SECONDS)),
+    *("--timeout-keep-alive", "120", "--timeout-graceful-shutdown", "20", "--no-access-log"),
+)
+
+# What `homing.rundir` says lies in a run directory, once no record is being replaced.
+_EXPECTED_NAME: Final = re.compile(
+    r"[0-9a-f]{32}\.(sock|life|stopping|drained)|owners\.lock|server\.lock|session-owners"
+)
+
+
+@dataclass
+class Report:
+    """What one soak came to. `broken` is empty if all promises were kept."""
+
+    seed: int
+    seconds: float
+    calls: int = 0
+    sessions: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    faults_in_flight: int = 0
+    """Faults that hit a request under way: to its session's worker, or its client's leaving."""
+    signals_in_flight: int = 0
+    """Of these, faults to a worker."""
+    broken: list[str] = field(default_factory=list)
+    at_most_broken: float = 1.0
+    """With nothing broken in n faults that hit something, the 95 % upper bound of the share that break: 3/n."""
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    first_gone_ms: list[float] = field(default_factory=list)
+    """From each kill to the first *gone* for one of that worker's sessions."""
+    replaced_seconds: list[float] = field(default_factory=list)
+    """From each kill or orderly end to the next worker that was ready."""
+    full_service_seconds: float = 0.0
+    """From the last fault to new sessions on all workers."""
+    at_rest_seconds: float = 0.0
+    """From the end of the load until everything was back."""
+    start: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    end: dict[str, int] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    """The server's, where something is broken."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"seed {self.seed}, {self.seconds:.0f} s: {self.calls} calls of {self.sessions} sessions; "
+                f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.0f} ms, max {self.max_ms:.0f} ms",
+                f"statuses {self.statuses}",
+                f"outcomes {self.outcomes}",
+                f"faults {self.faults}; {self.faults_in_flight} hit a request in flight, {self.signals_in_flight} of them "
+                "signals",
+                f"first gone after a kill, ms: {self.first_gone_ms}; a new worker ready, s: {self.replaced_seconds}",
+                f"full service {self.full_service_seconds:.1f} s after the last fault, at rest {self.at_rest_seconds:.1f} s "
+                "after the load",
+                f"start {self.start}\npeak  {self.peak}\nend   {self.end}",
+                *(self.broken[:50] or ["nothing broken"]),
+                f"95 % upper bound of faults that break something: {self.at_most_broken:.2%}",
+            ]
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+
+async def soak(seconds: float, seed: int) -> Report:
+    """One soak of so many seconds under load and faults, and then until everything is at rest."""
+    report = Report(seed, seconds)
+    with tempfile.TemporaryDirectory(prefix="homing-soak-") as directory:
+        journals = Path(directory)
+        environment = {JOURNAL_ENV: directory, "HOMING_SESSION_SOCKET_DIR": None}
+        argv = homing_run("tests.soak.app:app", *OPTIONS)
+        async with (
+            serve_workers(argv, workers=WORKERS, env=environment, clean=False) as server,
+            watched(server) as workers,
+        ):
+            await _soak(report, server, workers, journals)
+            run_directory = _run_directory(server)
+            if code := await server.stop(timeout_seconds=40):
+                report.broken.append(f"P3: the server's exit code is {code}")
+            if run_directory.exists():
+                report.broken.append(f"P3: the run directory {run_directory} outlived its server")
+        report.broken += [f"P3: the log says {match.string!r}" for match in server.log.find(LEFT_BEHIND)]
+        report.broken += [f"the log has {text}" for text in _errors(server.log.lines)]
+        if report.broken:
+            report.log = list(server.log.lines)
+    return report
+
+
+def _errors(lines: Iterable[str]) -> list[str]:
+    """The tracebacks in the log, each with what was raised from it, and what must never be logged.
+
+    One is uvicorn's own: told to stop, it ends a WebSocket's handshake with a 500, and then trips over the refusal that
+    the app sends for it.
+    """
+    found, block = [], list[str]()
+    for line in [*lines, ""]:
+        inside = line.startswith((" ", "Traceback", "During handling", "The above exception")) or not line
+        if inside and (block or line.startswith("Traceback")):
+            block.append(line)
+        elif block and block[-1].startswith(" "):
+            block.append(line)  # the exception itself
+        elif block:
+            found.append("\n".join(block))
+            block = []
+        if re.search("taken from this live worker|sweep failed", line):
+            found.append(line)
+    if block:
+        found.append("\n".join(block))
+    return [text for text in found if "assert not self.eof_sent" not in text]
+
+
+async def _soak(report: Report, server: ServerProcess, workers: Workers, journals: Path) -> None:
+    random = Random(report.seed)
+    load = Load(server.address)
+    start = await _vitals_of_all(server.address, workers)
+    report.start = _largest(start)
+    injector = Injector(load, workers, lambda: _ready(journals, workers))
+    plans = plan(random, report.seconds - 1.0, every_seconds=FAULT_EVERY_SECONDS)
+    crowd = Crowd(load, CROWD_SESSIONS)
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(PLAYERS):
+            clients.create_task(play(load, Random(random.getrandbits(64)), idle_seconds=IDLE_SECONDS))
+        for _ in range(CROWD):
+            clients.create_task(crowd.join(Random(random.getrandbits(64))))
+        clients.create_task(_sample(report, server.address, _run_directory(server), load))
+        await injector.run(plans)
+        last_fault = time.monotonic()
+        await asyncio.sleep(max(0.0, began + report.seconds - last_fault))
+        load.stopping.set()
+    ended = time.monotonic()
+    await _full_service(report, load, workers, journals, last_fault)
+    await _at_rest(report, server, workers, start, ended)
+    history = History(load.calls, read_journals(journals), dict(workers.fates), IDLE_SECONDS)
+    report.broken += map(str, check(history))
+    _count(report, history, injector)
+
+
+# --- workers ---
+
+
+def _ready(journals: Path, workers: Workers) -> list[int]:
+    """The live workers whose app has started."""
+    started = {int(name.partition("-")[0]) for name in os.listdir(journals)}
+    return [pid for pid in workers.alive() if pid in started]
+
+
+def _run_directory(server: ServerProcess) -> Path:
+    return Path(server.log.find(r"run directory (\S+)$")[0][1])
+
+
+async def _vitals(address: Address) -> dict[str, Any]:
+    """Those of the worker that happens to take this connection."""
+    async with connect(address) as wire:
+        await wire.send(request("GET", "/vitals"))
+        reply = await wire.reply()
+        if not reply.complete or reply.status != 200:
+            raise WireError(f"no vitals: {reply}")
+        vitals: dict[str, Any] = json.loads(reply.body)
+        return vitals
+
+
+async def _vitals_of_all(address: Address, workers: Workers) -> dict[int, dict[str, Any]]:
+    """Those of every live worker, each over a connection of its own and with no other of ours open."""
+    found: dict[int, dict[str, Any]] = {}
+    while set(workers.alive()) - set(found):
+        vitals = await _vitals(address)
+        found[vitals["pid"]] = vitals
+    return {pid: vitals for pid, vitals in found.items() if pid in workers.alive()}
+
+
+async def _sample(report: Report, address: Address, run_directory: Path, load: Load) -> None:
+    """The most that any worker had open, looked at twice a second while the load runs."""
+    while not load.stopping.is_set():
+        with contextlib.suppress(WireError, OSError, TimeoutError):
+            _raise_peak(report, {**_counts(await _vitals(address)), "records": len(_records(run_directory))})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await load.stopping.wait()
+
+
+def _counts(vitals: dict[str, Any]) -> dict[str, int]:
+    return {name: vitals[name] for name in ("fds", "tasks", "resident_bytes")}
+
+
+def _largest(vitals: dict[int, dict[str, Any]]) -> dict[str, int]:
+    largest: dict[str, int] = {}
+    for each in vitals.values():
+        for name, count in _counts(each).items():
+            largest[name] = max(largest.get(name, 0), count)
+    return largest
+
+
+def _raise_peak(report: Report, counts: dict[str, int]) -> None:
+    for name, count in counts.items():
+        report.peak[name] = max(report.peak.get(name, 0), count)
+
+
+def _records(run_directory: Path) -> list[str]:
+    """The worker ID in each owner record."""
+    owners = []
+    for name in os.listdir(run_directory / "session-owners"):
+        with contextlib.suppress(FileNotFoundError):
+            owners.append(os.readlink(run_directory / "session-owners" / name).partition(".")[2])
+    return owners
+
+
+# --- after the faults ---
+
+
+async def _full_service(report: Report, load: Load, workers: Workers, journals: Path, last_fault: float) -> None:
+    """New sessions work on all workers, each used through every other."""
+    try:
+        async with asyncio.timeout(RECOVER_SECONDS):
+            while not (workers.settled(WORKERS) and set(workers.alive()) == set(_ready(journals, workers))):
+                await asyncio.sleep(0.05)
+            async with connections(load.address, WORKERS, target="/pid") as wires:
+                for at, wire in wires.items():
+                    await _works(load, at, wire, wires)
+    except (TimeoutError, AssertionError) as error:
+        report.broken.append(f"recovery: not all workers serve {RECOVER_SECONDS} s after the last fault: {error!r}")
+    report.full_service_seconds = time.monotonic() - last_fault
+
+
+async def _works(load: Load, at: int, wire: Wire, wires: dict[int, Wire]) -> None:
+    client = Client(load, Random(0))
+    started = await client.over(wire, "start", f"after-{at}")
+    assert started.outcome is Outcome.ANSWERED, started
+    assert started.pid == at, started
+    for number, other in enumerate(wires.values(), 1):
+        step = await client.over(other, "step", f"after-{at}")
+        assert (step.outcome, step.pid, step.sequence) == (Outcome.ANSWERED, at, number), step
+
+
+async def _at_rest(
+    report: Report, server: ServerProcess, workers: Workers, start: dict[int, dict[str, Any]], ended: float
+) -> None:
+    """Every worker has as much open as at the start, and owns nothing; no file is where none belongs."""
+    base = _largest(start)
+    run_directory = _run_directory(server)
+    left: list[str] = ["nobody looked"]
+    while left and time.monotonic() < ended + REST_SECONDS:
+        await asyncio.sleep(0.25)
+        left = []
+        vitals = await _vitals_of_all(server.address, workers)
+        records = Counter(_records(run_directory))
+        for pid, each in vitals.items():
+            if each["fds"] > base["fds"] + FD_SLACK:
+                more = Counter(map(_kind_of_fd, each["fd_names"]))
+                more.subtract(map(_kind_of_fd, next(iter(start.values()))["fd_names"]))
+                left.append(f"P3: worker {pid} has {each['fds']} descriptors, {base['fds']} at the start: {+more}")
+            if each["tasks"] > base["tasks"] + TASK_SLACK:
+                left.append(
+                    f"P3: worker {pid} has {each['tasks']} tasks, {base['tasks']} at the start: {each['task_names']}"
+                )
+            if records[each["worker"]]:
+                left.append(f"P3: worker {pid} still owns {records[each['worker']]} sessions that have ended")
+        strays = [name for name in os.listdir(run_directory) if not _EXPECTED_NAME.fullmatch(name)]
+        if strays:
+            left.append(f"P3: files that belong to nobody: {strays}")
+        report.end = {**_largest(vitals), "records": sum(records[each["worker"]] for each in vitals.values())}
+        report.end["records of dead workers"] = sum(records.values()) - report.end["records"]
+    report.broken += left
+    report.at_rest_seconds = time.monotonic() - ended
+
+
+def _kind_of_fd(name: str) -> str:
+    return name.partition(":")[0]
+
+
+# --- counting ---
+
+
+def _count(report: Report, history: History, injector: Injector) -> None:
+    calls = history.calls
+    report.calls = len(calls)
+    report.sessions = len({call.session for call in calls})
+    report.statuses = dict(sorted(Counter(_status(call.status, call.code, call.outcome) for call in calls).items()))
+    report.outcomes = dict(Counter(call.outcome.value for call in calls))
+    left = sum(call.outcome is Outcome.LEFT for call in calls)
+    report.faults = {**Counter(fault.kind for fault in injector.faults), "disconnect": left}
+    report.signals_in_flight = sum(fault.hit > 0 for fault in injector.faults)
+    report.faults_in_flight = report.signals_in_flight + left
+    report.at_most_broken = min(1.0, 3 / max(1, report.faults_in_flight))
+    taken = sorted((call.done - call.sent) * 1000 for call in calls if call.outcome is Outcome.ANSWERED)
+    if taken:
+        report.p50_ms = round(statistics.median(taken), 1)
+        report.p99_ms = round(taken[int(len(taken) * 0.99)], 1)
+        report.max_ms = round(taken[-1], 1)
+    readies = [line.time for line in history.lines if line.what == "ready"]
+    for fault in injector.faults:
+        if fault.kind == "kill":
+            gone = [
+                call.done - fault.time
+                for call in calls
+                if call.owner == fault.pid and call.status == 410 and call.done >= fault.time
+            ]
+            if gone:
+                report.first_gone_ms.append(round(min(gone) * 1000, 1))
+        if fault.kind in ("kill", "term"):
+            later = [ready - fault.time for ready in readies if ready >= fault.time]
+            if later:
+                report.replaced_seconds.append(round(later[0], 2))
+
+
+def _status(status: int | None, code: str | None, outcome: Outcome) -> str:
+    if outcome is Outcome.CLOSED:
+        return "404 by the app"
+    if status is None:
+        return "none"
+    return f"{status} {code}" if code else str(status)
