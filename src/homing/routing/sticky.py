@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, TypeVar
 
+from homing.errors import ConfigurationError
 from homing.identity import Source, SourcesIdentity
 from homing.lifetime import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
@@ -28,10 +29,10 @@ CLOSE_RETRY_WINDOW_SECONDS = 300.0
 def sticky(
     app: ASGIApp,
     *,
-    sessions: Sequence[Source | str] = (),
-    learn: Sequence[Source | str] = (),
-    starts: Sequence[str] = (),
-    ends: Sequence[str] = (),
+    sessions: Source | str | Sequence[Source | str] = (),
+    learn: Source | str | Sequence[Source | str] = (),
+    starts: str | Sequence[str] = (),
+    ends: str | Sequence[str] = (),
     preset: str | None = None,
     idle_seconds: float = DAY_SECONDS,
     unowned: Literal["adopt", "refuse"] | None = None,
@@ -44,6 +45,7 @@ def sticky(
     Args:
         app: Any ASGI app. It is called as before, at the worker that holds the session.
         sessions: Where requests name their session: `homing.header("x-session")`, …; the first that names one decides.
+            Here, and for `learn`, `starts` and `ends`, one alone needs no list around it.
         learn: Where replies first name a session that the app has made, if that is nowhere in `sessions`.
         starts: Routes that start a session, such as `"POST /sessions"`.
         ends: Routes that end the session they name, such as `"DELETE /sessions/{id}"`.
@@ -59,10 +61,10 @@ def sticky(
         ConfigurationError: a setting cannot work; the message says which and what to do.
     """
     options = RoutingOptions(
-        sessions=tuple(sessions),
-        learn=tuple(learn),
-        starts=tuple(starts),
-        ends=tuple(ends),
+        sessions=_each(sessions),
+        learn=_each(learn),
+        starts=_each(starts),
+        ends=_each(ends),
         preset=preset,
         idle_seconds=idle_seconds,
         unowned=unowned,
@@ -70,7 +72,20 @@ def sticky(
         max_body_bytes=max_body_bytes,
         owner_timeout_seconds=owner_timeout_seconds,
     )
+    if not options.tells_sessions:
+        raise ConfigurationError(
+            "sticky needs to know which session a request names: add sessions=[homing.header(NAME)], cookie, "
+            "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server"
+        )
     return build(app, options)
+
+
+_Item = TypeVar("_Item", str, Source | str)
+
+
+def _each(given: _Item | Sequence[_Item]) -> tuple[_Item, ...]:
+    """What was given, of which one alone needs no list around it."""
+    return (given,) if isinstance(given, str | Source) else tuple(given)
 
 
 def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
