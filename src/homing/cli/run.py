@@ -392,6 +392,12 @@ def _announce(config: RunConfig, run_dir: str | None) -> None:
             "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
+    if config.routing is not None and config.workers > 1 and (spec := config.routing.learns_nothing) is not None:
+        logger.warning(
+            "%s is in requests only, and nothing says where sessions begin: if the app makes their IDs, add --learn "
+            "body:FIELD@/route and --start 'METHOD /route'; if clients choose them, --unowned adopt says so",
+            spec,
+        )
     if config.routing is not None and config.routing.scatter:
         logger.warning("--scatter is a test mode: every request takes a detour through a wrong worker")
 

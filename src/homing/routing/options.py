@@ -66,6 +66,21 @@ class RoutingOptions:
         """Whether there is any way to tell sessions."""
         return bool(self.sessions or self.learn or self.preset)
 
+    @property
+    def learns_nothing(self) -> str | None:
+        """The path or query source of a server that would never know a session its app has made; None if it would.
+
+        Nothing says where sessions begin, no source is in replies too, and `unowned` was left to the default: whoever
+        says `"adopt"` or `"refuse"` has thought of it.
+
+        Raises:
+            ConfigurationError: as `checked`.
+        """
+        if self.learn or self.starts or self.preset or self.unowned or not self.sessions:
+            return None
+        sessions = self.checked().sessions
+        return None if any(source.learns for source in sessions) else sessions[0].spec
+
     def checked(self) -> CheckedOptions:
         """The same, parsed and checked.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -41,7 +41,7 @@ class RoutedRequest:
         "_ended",
         "_entered",
         "_owned",
-        "_takes_place",
+        "_unnamed",
         "_worker",
         "named",
         "session_id",
@@ -55,7 +55,7 @@ class RoutedRequest:
         self._entered: list[AbstractContextManager[None]] = []
         self._owned = False
         self._ended = False
-        self._takes_place = False
+        self._unnamed: Callable[[Scope, int], object] | None = None
         self.named = named
         self.session_id = session_id
         self.used = False
@@ -83,15 +83,19 @@ class RoutedRequest:
         serving.__enter__()
         self._entered.append(serving)
 
-    def take_place(self) -> None:
-        """Count as a session towards the limit, until the app has named the session, or the request leaves."""
+    def take_place(self, unnamed: Callable[[Scope, int], object]) -> None:
+        """Count as a session towards the limit, until the app has named the session, or the request leaves.
+
+        Args:
+            unnamed: Told the scope and status of a success that left without a name for the session it started.
+        """
         if self._worker is not None:
-            self._takes_place = True
+            self._unnamed = unnamed
             self._worker.starting += 1
 
     def _give_place(self) -> None:
-        if self._takes_place and self._worker is not None:
-            self._takes_place = False
+        if self._unnamed is not None and self._worker is not None:
+            self._unnamed = None
             self._worker.starting -= 1
 
     def acquire(self) -> None:
@@ -172,7 +176,10 @@ class RoutedRequest:
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
-            self._give_place()
+            if self._unnamed is not None:
+                if status is not None and succeeded(arrived, status):
+                    self._unnamed(arrived, status)
+                self._give_place()
         if session_id is not None and not worker.owners.mine(session_id):
             worker.path_keys.unbind(session_id)
 

@@ -6,6 +6,7 @@ declared (`install.py`).
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -19,8 +20,11 @@ from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
+from homing.routing.unnamed import UnnamedStarts
 from homing.rundir import leave_run_directory, siblings_directory
 from homing.types import ASGIApp, Scope
+
+logger = logging.getLogger(__name__)
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
 """How long the owner of an ended session is kept, so that a late or repeated close still finds it; no longer than idle."""
@@ -77,7 +81,14 @@ def sticky(
             "sticky needs to know which session a request names: add sessions=[homing.header(NAME)], cookie, "
             "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server"
         )
-    return build(app, options)
+    router = build(app, options)
+    if (spec := options.learns_nothing) is not None:
+        logger.warning(
+            "%s is in requests only, and nothing says where sessions begin: if the app makes their IDs, add "
+            "learn='body:FIELD@/route' and starts='METHOD /route'; if clients choose them, unowned='adopt' says so",
+            spec,
+        )
+    return router
 
 
 _Item = TypeVar("_Item", str, Source | str)
@@ -120,6 +131,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         gone_reply=preset.gone_reply if preset is not None and options.gone_status is None else None,
         max_sessions=options.max_sessions_per_worker,
         count_ended=lifetimes.count_ended,
+        unnamed_start=UnnamedStarts(identity.starts),
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,
         graceful_seconds=options.graceful_seconds,

@@ -8,6 +8,8 @@ import pytest
 
 import homing
 from homing.identity import Named
+from homing.routes import Routes
+from homing.routing.unnamed import UnnamedStarts
 from homing.types import SessionId
 
 
@@ -41,3 +43,29 @@ def test_one_source_or_route_needs_no_list_around_it(one: Any) -> None:
     assert repr(router.identity) == "<SourcesIdentity header:x-session>"
     scope = {"type": "http", "method": "POST", "path": "/make", "headers": [(b"x-session", b"one")]}
     assert router.identity.from_head(scope) == Named(SessionId("one"), start=True)
+
+
+@pytest.mark.parametrize("source", [homing.path("/s/{session}"), homing.query("sid")])
+def test_sources_that_learn_nothing_are_warned_of_unless_something_says_where_sessions_begin(
+    caplog: pytest.LogCaptureFixture, source: Any
+) -> None:
+    said: dict[str, Any]
+    for said in ({"learn": "body:id@/s"}, {"starts": "POST /s"}, {"preset": "mcp"}, {"unowned": "adopt"}):
+        homing.sticky(app, sessions=source, **said)
+    homing.sticky(app, sessions=[source, homing.header("x-session")])
+    assert caplog.messages == []
+    homing.sticky(app, sessions=source)
+    (line,) = caplog.messages
+    assert line.startswith(f"{source.spec} is in requests only, and nothing says where sessions begin")
+    assert "learn='body:FIELD@/route'" in line
+
+
+def test_a_start_that_names_no_session_is_warned_of_once_for_each_route(caplog: pytest.LogCaptureFixture) -> None:
+    unnamed = UnnamedStarts(Routes.parse(("POST /sessions", "/rooms/{room}/sessions")))
+    for path in ("/sessions", "/rooms/1/sessions", "/rooms/2/sessions", "/sessions"):
+        unnamed({"type": "http", "method": "POST", "path": path}, 201)
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "POST /sessions answered 201, but its reply names no session: add --learn body:FIELD@/sessions",
+        "/rooms/{room}/sessions answered 201, but its reply names no session: "
+        "add --learn body:FIELD@/rooms/{room}/sessions",
+    ]
