@@ -76,7 +76,9 @@ def test_the_clients_address_is_taken_from_a_trusted_proxy_served_here_or_forwar
 
 def test_the_banner_says_how_the_server_runs(tmp_path: Path) -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
-        banner = server.wait_for(r"homing \S+: 2 workers, sessions named by cookie:visit, run directory (\S+)$")
+        banner = server.wait_for(
+            r"homing \S+: 2 workers, sessions named by cookie:visit, unowned: adopt, run directory (\S+)$"
+        )
         directory = Path(banner[0][1])
         assert directory.stat().st_mode & 0o777 == 0o700
         ready(server, 2)

@@ -105,6 +105,11 @@ class RoutingOptions:
             tuple(parse_source(s, secret=self.secret) if isinstance(s, str) else s for s in given)
             for given in (self.sessions, self.learn)
         )
+        if learn and not sessions and chosen is None:
+            raise ConfigurationError(
+                f"learn {learn[0].spec!r} alone: replies name a session there, and no later request is looked into: add "
+                "where requests name it, such as --session 'path:/sessions/{session}' (in code: sessions=)"
+            )
         starts, ends = Routes.parse(self.starts), Routes.parse(self.ends)
         begins_somewhere = bool(starts or learn or chosen or any(isinstance(s, McpHandleSource) for s in sessions))
         return CheckedOptions(
