@@ -74,6 +74,8 @@ def test_a_long_step_does_not_end_a_worker_by_default() -> None:
         (["run", "a:b", "--workers", "2", "--session", "nonsense"], "nonsense"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:"], "cookie:"),
         (["run", "a:b", "--workers", "2", "--session", "signed-cookie:session:sid"], "--secret-env"),
+        (["run", "a:b", "--session", "signed-cookie:session:sid"], "secret: add --secret-env VAR"),
+        (["run", "a:b", "--session", "body:session_hash"], "source 'body:session_hash': it has no route: write"),
         (["run", "a:b", "--session", "cookie:a", "--secret-env", "HOMING_NO_SUCH"], "HOMING_NO_SUCH: that environment"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--start", "nonsense"], "nonsense"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--idle", "0"], "greater than 0"),
