@@ -11,15 +11,18 @@ Not here: which cookie matters (`sources`, `kinds`), and ever writing one.
 from __future__ import annotations
 
 import json
+import logging
 from base64 import b64decode
 from collections.abc import Iterable
 from http.cookies import _unquote
 from typing import Any, Final
 
-from itsdangerous import BadSignature, TimestampSigner
+from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import base64_decode, bytes_to_int
 
 from homing.clock import SYSTEM_CLOCK, Clock
+
+logger = logging.getLogger(__name__)
 
 SESSION_MAX_AGE_SECONDS: Final = 14 * 24 * 60 * 60
 """How long a session cookie is good for, in seconds: Starlette's default."""
@@ -136,6 +139,7 @@ class SignedCookieReader:
         self._good: dict[bytes, tuple[int, str | None]] = {}
         self._older: dict[bytes, tuple[int, str | None]] = {}
         self._bytes = 0
+        self._told = False
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
@@ -144,7 +148,12 @@ class SignedCookieReader:
             return None
         if len(cookies) > 1:
             value = cookie_value(self._name, [(b"cookie", header) for header in cookies])
-            return None if value is None else self.session_id(value)
+            if value is None:
+                return None
+            if (session := cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)) is None:
+                self._rejected(value)
+                return None
+            return self._text(session)
         header = cookies[0]
         known = self._good.get(header) or self._recall(header)
         if known is not None:
@@ -159,10 +168,25 @@ class SignedCookieReader:
             return None
         session = cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)
         if session is None:
+            self._rejected(value)
             return None
         session_id = self._text(session)
         self._remember(header, (_signed_at(value), session_id))
         return session_id
+
+    def _rejected(self, value: str) -> None:
+        """Say once that a request's cookie was signed with another secret: one that is only too old is no news."""
+        if self._told:
+            return
+        try:
+            Signer.unsign(self._signer, value.encode("utf-8", "surrogatepass"))
+        except BadSignature:
+            self._told = True
+            logger.warning(
+                "the cookie %r is present, but its signature does not match: is --secret-env (in code: secret=) the "
+                "app's secret?",
+                self._name,
+            )
 
     def _recall(self, header: bytes) -> tuple[int, str | None] | None:
         known = self._older.pop(header, None)
