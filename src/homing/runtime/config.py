@@ -152,7 +152,7 @@ class RunConfig(Config):
         Raises:
             StartupError: as `bind_socket`.
         """
-        if self.uds is None and self.fd is None and self.port:
+        if self.uds is None and self.fd is None:
             _bind_tcp(self.host, self.port).close()
 
 
