@@ -27,6 +27,7 @@ from uvicorn.config import LOGGING_CONFIG, LOOP_FACTORIES, STARTUP_FAILURE, Conf
 from uvicorn.main import main as uvicorn_command
 from uvicorn.supervisors import ChangeReload
 
+import homing
 from homing.cli.announce import announce
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
@@ -147,8 +148,17 @@ def _uvicorn_parameters() -> list[click.Parameter]:
         parameter = copy.copy(declared)
         if parameter.name == "timeout_worker_healthcheck":
             parameter.default = WORKER_HEALTHCHECK_SECONDS
+        elif parameter.name == "version" and isinstance(parameter, click.Option):
+            parameter.callback = _print_versions
+            parameter.help = "Show the versions of homing and uvicorn and exit."
         parameters.append(parameter)
     return parameters
+
+
+def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"homing {homing.__version__}, uvicorn {uvicorn.__version__}")
+        ctx.exit()
 
 
 class _RunCommand(click.Command):

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import click
 import pytest
+import uvicorn
 from uvicorn.main import main as uvicorn_command
 
 import homing
@@ -23,6 +24,12 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "--version") == (0, f"homing {homing.__version__}\n", "")
+
+
+def test_the_version_of_run_is_homings_and_uvicorns(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = f"homing {homing.__version__}, uvicorn {uvicorn.__version__}\n"
+    assert outcome(capsys, "run", "--version") == (0, expected, "")
+    assert "versions of homing and uvicorn" in outcome(capsys, "run", "--help")[1]
 
 
 def test_without_arguments_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
