@@ -57,13 +57,14 @@ def _own_options() -> list[click.Parameter]:
             ["--session", "sessions"],
             metavar="SPEC",
             multiple=True,
-            help="Where requests name their session (see above); the first of several that names one decides.",
+            help="Where requests name their session, as a SPEC; the first of several that names one decides.",
         ),
         _OwnOption(
             ["--learn"],
             metavar="SPEC",
             multiple=True,
-            help="Where replies first name a session that the app has made, if that is nowhere in --session.",
+            help="Where replies first name a session that the app has made, if that is nowhere in --session: "
+            "a path or query is in requests only.",
         ),
         _OwnOption(
             ["--start", "starts"],
