@@ -22,7 +22,11 @@ from tests.integration.forwarding.hop import (
 from homing.errors import RemoteAppError
 from homing.forwarding.frames import NotCarriedError
 
-START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"1"), (b"x", b"2"), (b"X-Mixed", b"3"), (b"y", b"\xe9")]}
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"x", b"1"), (b"x", b"2"), (b"X-Mixed", b"3"), (b"y", b"\xe9")],
+}
 BODY = {"type": "http.response.body", "body": b"hello", "more_body": False}
 
 
