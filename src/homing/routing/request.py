@@ -13,6 +13,7 @@ import uuid
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+from homing.directory.ownership import Entry
 from homing.errors import HomingError, SessionNotRecordedError
 from homing.identity import Named
 from homing.lifetime import ENDED_SCOPE_KEY, succeeded
@@ -29,6 +30,9 @@ SESSION_ACQUIRE_SCOPE_KEY: Final = "homing.acquire_session"
 class RoutedRequest:
     """A request being served here. In the scope as `homing.request`, for the handler's side of the bargain.
 
+    Args:
+        entry: What entering the session gave, if that was done already; it is left with the request.
+
     Attributes:
         session_id: The session it names, or the one minted for it; None if it has none.
         used: The handler read or wrote the session; where nobody can see that, set from the reply.
@@ -38,8 +42,8 @@ class RoutedRequest:
 
     __slots__ = (
         "_ended",
-        "_entered",
-        "_owned",
+        "_entry",
+        "_learned",
         "_worker",
         "named",
         "session_id",
@@ -48,10 +52,12 @@ class RoutedRequest:
         "used",
     )
 
-    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
+    def __init__(
+        self, worker: Worker | None, named: Named, session_id: SessionId | None, entry: Entry | None = None
+    ) -> None:
         self._worker = worker
-        self._entered: list[AbstractContextManager[None]] = []
-        self._owned = False
+        self._entry = entry  # of the session, once it is entered
+        self._learned: list[Entry] | None = None  # of those that the app made beside it
         self._ended = False
         self.named = named
         self.session_id = session_id
@@ -71,14 +77,7 @@ class RoutedRequest:
             SessionMovingError: the session is fenced, or not (or no longer) open here.
         """
         if self._worker is not None and self.session_id is not None:
-            self._enter(self.session_id)
-            self._owned = True
-
-    def _enter(self, session_id: str) -> None:
-        assert self._worker is not None
-        serving = self._worker.owners.serving(session_id)
-        serving.__enter__()
-        self._entered.append(serving)
+            self._entry = self._worker.owners.enter(self.session_id)
 
     def acquire(self) -> None:
         """Record this worker as the owner of the session minted for this request, before its ID leaves: a use of it.
@@ -87,10 +86,9 @@ class RoutedRequest:
             SessionNotRecordedError: it could not be recorded; the reply becomes a 500 without cookie.
         """
         self.used = True
-        if self._owned or self._worker is None or self.session_id is None:
+        if self._entry is not None or self._worker is None or self.session_id is None:
             return
-        self._record(self.session_id)
-        self._owned = True
+        self._entry = self._record(self._worker, self.session_id)
 
     def learn(self, session_id: SessionId) -> None:
         """Record this worker as the owner of a session that the app has made, before the bytes that name it leave.
@@ -100,18 +98,20 @@ class RoutedRequest:
         """
         if self._worker is None or session_id == self.session_id:
             return
-        self._record(session_id)
+        entry = self._record(self._worker, session_id)
+        if self._learned is None:
+            self._learned = []
+        self._learned.append(entry)
         self._worker.lifetimes.opened(session_id)
 
-    def _record(self, session_id: SessionId) -> None:
-        assert self._worker is not None
+    def _record(self, worker: Worker, session_id: SessionId) -> Entry:
         try:
-            owner = self._worker.owners.acquire(session_id)
-            if owner != self._worker.id:
+            owner = worker.owners.acquire(session_id)
+            if owner != worker.id:
                 # Nobody else could know the ID, so the app gave the same one twice, at two workers.
                 raise SessionNotRecordedError(f"session {session_tag(session_id)} is owned by worker {owner} already")
             # Counted from now on: a request that names it may come and go before this one has left.
-            self._enter(session_id)
+            return worker.owners.enter(session_id)
         except HomingError as error:
             if isinstance(error, SessionNotRecordedError):
                 self.unrecorded = error
@@ -146,18 +146,20 @@ class RoutedRequest:
         if worker is None:
             return
         status = None if failed else self.status
+        entry = self._entry
         try:
-            if session_id is not None and self._owned:
+            # Not owned: taken meanwhile from a worker that was thought dead, and its lifetime is not kept here.
+            if session_id is not None and entry is not None and entry.owned:
                 self._leave_session(worker, session_id, arrived, status)
         finally:
-            while self._entered:
-                self._entered.pop().__exit__(None, None, None)
-        if session_id is not None and not worker.owners.mine(session_id):
+            while self._learned:
+                worker.owners.leave(self._learned.pop())
+            if entry is not None:
+                worker.owners.leave(entry)
+        if session_id is not None and not (worker.owners.mine(session_id) if entry is None else entry.owned):
             worker.path_keys.unbind(session_id)
 
     def _leave_session(self, worker: Worker, session_id: SessionId, arrived: Scope, status: int | None) -> None:
-        if not worker.owners.mine(session_id):
-            return  # taken meanwhile from a worker that was thought dead: its lifetime is not kept here
         turned = (self.named.start or self.named.end) and succeeded(arrived, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
         ended = self._ended or (turned and self.named.end)
