@@ -131,8 +131,6 @@ async def measure(options: argparse.Namespace) -> None:
             alone = lowest_us(lambda times: drive(app, scope, times), options.batches)
             one_look = lowest_us(look, options.batches)
             os.close(fd)
-            if options.requests:
-                drive(router, scope, options.requests)
         finally:
             await router.aclose()
     print(f"added {routed - alone:6.2f} µs (with {routed:.2f}, the app alone {alone:.2f}, one look {one_look:.2f})")
@@ -144,7 +142,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=2000)
     parser.add_argument("--calls", action="store_true", help="list the Python calls of one request")
     parser.add_argument("--profile", action="store_true", help="profile 20,000 requests")
-    parser.add_argument("--requests", type=int, default=0, help="further requests, for `perf stat`")
     asyncio.run(measure(parser.parse_args()))
 
 

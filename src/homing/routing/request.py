@@ -138,8 +138,7 @@ class RoutedRequest:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
-            arrived: The request's scope as it came. An app that mounts others, or strips a prefix, may change its own in
-                place, and then a start would no longer be seen as one.
+            arrived: The request's scope; a copy from before the handler wherever a route may start or end a session.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
