@@ -144,6 +144,10 @@ class SignedCookieReader:
 
     def read(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
+        return self.read_head(None, headers)
+
+    def read_head(self, scope: object, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """As `read`; takes a head as every source's reader does."""
         header, name = None, self._name_bytes
         for key, each in headers:
             if key == b"cookie" and name in each:

@@ -91,6 +91,7 @@ class SourcesIdentity:
         self._reply_header_names = tuple(
             {source.reply_header for source in learned_from if source.reply_header is not None}
         )
+        self._reply_header_lengths = frozenset(map(len, self._reply_header_names))
         in_bodies = bool(self._reply_fields or self._reply_events)
         self.head_learner = self._learn_from_head if self._reply_header_names and not in_bodies else None
         self._body = BodyReader(max_body_bytes, {key for field in self._fields for key in field.keys})
@@ -171,8 +172,9 @@ class SourcesIdentity:
         headers = message.get("headers", ())
         names = self._reply_header_names
         if headers.__class__ is list or headers.__class__ is tuple:
+            lengths = self._reply_header_lengths
             for name, _ in headers:
-                if name.lower() in names:
+                if len(name) in lengths and name.lower() in names:
                     break
             else:
                 return ()

@@ -200,8 +200,7 @@ class SignedCookieSource(Source):
         return SignedCookieReader(self.name, self.key, self.secret, max_age_seconds=self.max_age_seconds, clock=clock)
 
     def head_reader(self, clock: Clock) -> HeadReader:
-        reader = self._reader(clock)
-        return lambda scope, headers: reader.read(headers)
+        return self._reader(clock).read_head
 
     @property
     def reply_header(self) -> bytes:

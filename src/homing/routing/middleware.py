@@ -247,6 +247,8 @@ class SessionRoutingMiddleware:
         return RoutedRequest(None, named, session_id)
 
 
+_HEADS: Final = ("http.response.start", "websocket.accept")
+
 _SendT = TypeVar("_SendT", bound=Callable[..., Awaitable[None]])
 
 
@@ -301,11 +303,10 @@ class ReplyWatch:
         request = self._request
         if self._learner is not None or request.unrecorded is not None:
             return self._send_learning(message)
-        kind = message["type"]
-        if kind == "http.response.body":
+        if message["type"] == "http.response.body":
             self.complete = not message.get("more_body", False)
             return self._send(message)
-        if not self.begun and self._head_learner is not None and kind in ("http.response.start", "websocket.accept"):
+        if not self.begun and self._head_learner is not None and message["type"] in _HEADS:
             learned = self._head_learner(self._scope, request.named, message)
             if learned:
                 return self._send_after(learned, message)
@@ -332,25 +333,24 @@ class ReplyWatch:
             await self._send(each)
 
     def _note(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.body":
-            self.complete = not message.get("more_body", False)
-        elif kind == "http.response.start":
-            status: int = message["status"]
+        kind, request = message["type"], self._request
+        if kind == "http.response.start":
             self.begun = True
-            self._request.status = status
+            request.status = status = message["status"]
             if status < 400 and not self._sees_use:
-                self._request.used = True
+                request.used = True
+        elif kind == "http.response.body":
+            self.complete = not message.get("more_body", False)
         elif kind == "websocket.accept":
             self.begun = True
-            self._request.status = 101
+            request.status = 101
             if not self._sees_use:
-                self._request.used = True
+                request.used = True
         elif kind in ("websocket.close", "websocket.http.response.body"):
             self.begun = self.complete = True
         elif kind == "websocket.http.response.start":
             self.begun = True
-            self._request.status = message["status"]
+            request.status = message["status"]
 
 
 async def abort(cut: Callable[[], None]) -> None:

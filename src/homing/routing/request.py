@@ -151,27 +151,28 @@ class RoutedRequest:
             if session_id is not None and entry is not None and entry.owned:
                 self._leave_session(worker, session_id, arrived, status)
         finally:
-            while self._learned:
-                worker.owners.leave(self._learned.pop())
             if entry is not None:
                 worker.owners.leave(entry)
+            while self._learned:
+                worker.owners.leave(self._learned.pop())
         if session_id is not None and not (worker.owners.mine(session_id) if entry is None else entry.owned):
             worker.path_keys.unbind(session_id)
 
     def _leave_session(self, worker: Worker, session_id: SessionId, arrived: Scope, status: int | None) -> None:
-        turned = (self.named.start or self.named.end) and succeeded(arrived, status)
+        named, lifetimes = self.named, worker.lifetimes
+        turned = (named.start or named.end) and succeeded(arrived, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
-        ended = self._ended or (turned and self.named.end)
+        ended = self._ended or (turned and named.end)
         if ended:
             arrived[ENDED_SCOPE_KEY] = True
-        if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, arrived, status)
-        if self.used and not worker.lifetimes.holds(session_id):
+        if self.used or turned or ended or lifetimes.holds(session_id):
+            lifetimes.served(session_id, arrived, status)
+        if self.used and not lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
-            worker.lifetimes.opened(session_id)
+            lifetimes.opened(session_id)
         if ended:
             worker.path_keys.unbind(session_id)
-        elif self.named.start_path_key is not None:
+        elif named.start_path_key is not None:
             refused = status is not None and not turned
             worker.path_keys.seeded(session_id, refused=refused, others=worker.owners.served_now(session_id) - 1)
 
