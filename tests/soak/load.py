@@ -23,7 +23,19 @@ from random import Random
 from typing import Any, Final
 
 from tests.soak.oracle import Call, Outcome
-from tests.support.raw import CLOSE, TEXT, Address, CutError, Reply, WebSocketWire, Wire, WireError, connect, request
+from tests.support.raw import (
+    CLOSE,
+    TEXT,
+    Address,
+    CutError,
+    Reply,
+    WebSocketWire,
+    Wire,
+    WireError,
+    connect,
+    handshake,
+    request,
+)
 
 ANSWER_SECONDS: Final = 30.0
 LONGEST_SLOW_SECONDS: Final = 0.6
@@ -246,9 +258,8 @@ class Client:
         async with connect(self.load.address) as wire:
             socket = WebSocketWire(wire)
             async with self.load.call("socket", session, alone=alone, acts=False, owner=self.owner) as call:
-                reply = await asyncio.wait_for(
-                    socket.open("/socket", [("x-session", session), ("x-token", call.token)]), ANSWER_SECONDS
-                )
+                await wire.send(handshake("/socket", [("x-session", session), ("x-token", call.token)]))
+                reply = await wire.reply(timeout_seconds=ANSWER_SECONDS)
                 if reply.head.endswith(b"\r\n\r\n") and reply.status == 101:
                     call.outcome, call.status, call.reply_token = Outcome.ANSWERED, 101, call.token
                 elif b" 500 " in reply.head and b"homing-error" not in reply.head:

@@ -42,7 +42,7 @@ OWNER_TIMEOUT_SECONDS: Final = 2.0
 HOP_IDLE_SECONDS: Final = 15.0
 """How long a connection between workers is kept unused: nobody is at rest before that."""
 
-RECOVER_SECONDS: Final = 30.0
+RECOVER_SECONDS: Final = 60.0
 REST_SECONDS: Final = HOP_IDLE_SECONDS + IDLE_SECONDS + 15.0
 
 FD_SLACK: Final = 2

@@ -12,7 +12,6 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from homing.forwarding.base import HOP_SCOPE_KEY
@@ -41,10 +40,10 @@ from homing.forwarding.frames import (
     start_head,
 )
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
-from homing.types import ASGIApp, Message, Reason, Scope
+from homing.types import Message, Reason, Scope
 
 if TYPE_CHECKING:
-    from homing.forwarding.receiver import PeerConnection
+    from homing.forwarding.receiver import PeerConnection, Receiver
 
 logger = logging.getLogger("homing.forwarding.receiver")
 
@@ -69,10 +68,14 @@ class ReceivedRequest:
     _arrived: asyncio.Event | None = None
     _gone: Message | None = None
     """The event that says that the client has left, once it is known."""
-    _start: bytes | None = None
+    unsent_start: bytes | None = None
     """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
     _started = False
     _trailers = False
+    _first_due = False
+    """The app has not taken the event that a request without a body begins with, and most such apps never do."""
+    _events: deque[tuple[Message, int]] | None = None
+    """What else the app has not taken yet, and what each counts towards the read-ahead."""
 
     def __init__(self, connection: PeerConnection, request: Request, scope: Scope, payload: bytes) -> None:
         self._connection: PeerConnection | None = connection
@@ -88,16 +91,13 @@ class ReceivedRequest:
         """The forwarder sends the body without being asked, after *mine*."""
         self._pull_due = self._is_http and not self._body_open
         """The forwarder takes nothing from its server before it is told that the app waits."""
-        self._events: deque[tuple[Message, int]] = deque()
-        """What the app has not taken yet, and what each counts towards the read-ahead."""
-        if not self._is_http:
-            self._events.append(({"type": "websocket.connect"}, 0))
-        elif request.body == BODY_NONE:
-            self._events.append(({"type": "http.request", "body": b"", "more_body": False}, 0))
+        if request.body == BODY_NONE or not self._is_http:
+            self._first_due = True
         else:
             self._take_early(request, payload)
 
     def _take_early(self, request: Request, payload: bytes) -> None:
+        self._events = deque()
         position = 0
         for size in request.early:
             body = payload[position : position + size]
@@ -122,9 +122,9 @@ class ReceivedRequest:
         if connection is not None:
             if self._body_open:
                 connection.loop.call_soon(self.flush)
-            else:
+            elif not connection.receiver.flush_due:
                 # Nobody waits for this answer alone: it takes the reply's write, or a later one of many.
-                connection.receiver.flush_later(self)
+                connection.receiver.flush_later()
 
     def not_mine(self) -> None:
         if self._decided:
@@ -141,14 +141,14 @@ class ReceivedRequest:
         connection = self._connection
         if connection is None:
             return
-        if self._start is not None:
+        if self.unsent_start is not None:
             self._write_start(connection)
         elif self._flag:
             self._flag = 0
             connection.write(MINE)
 
     def _write(self, connection: PeerConnection, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
-        if self._start is not None:
+        if self.unsent_start is not None:
             self._write_start(connection)
         if self._flag:
             kind |= self._flag
@@ -156,15 +156,16 @@ class ReceivedRequest:
         connection.write(kind, head, payload)
 
     def _write_start(self, connection: PeerConnection) -> None:
-        assert self._start is not None
-        connection.write(START | self._flag, self._start)
-        self._start = None
+        assert self.unsent_start is not None
+        connection.write(START | self._flag, self.unsent_start)
+        self.unsent_start = None
         self._flag = 0
 
     def _let_go(self, connection: PeerConnection) -> None:
         self._connection = None
-        self._start = None
-        self._events.clear()
+        self.unsent_start = None
+        self._events = None
+        self._first_due = False
         connection.exchange_ended()
         if self._arrived is not None:
             self._arrived.set()
@@ -188,6 +189,8 @@ class ReceivedRequest:
         else:
             event = read_event(kind, head, payload, "websocket.receive")
         cost = len(head) + len(payload) + FRAME_COST_BYTES
+        if self._events is None:
+            self._events = deque()
         self._events.append((event, cost))
         self._waiting_bytes += cost
         if self._waiting_bytes > READ_AHEAD_BYTES and self._connection is not None:
@@ -201,8 +204,9 @@ class ReceivedRequest:
     def connection_lost(self) -> None:
         """The forwarder is gone, and the client with it."""
         self._connection = None
-        self._start = None
-        self._events.clear()
+        self.unsent_start = None
+        self._events = None
+        self._first_due = False
         if self._gone is None:
             self._gone = self._disconnect()
         if self._arrived is not None:
@@ -212,6 +216,11 @@ class ReceivedRequest:
         """The app's `receive`. A body beyond what came with the first frame is there only after `mine`."""
         while True:
             connection = self._connection
+            if self._first_due:
+                self._first_due = False
+                if self._is_http:
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                return {"type": "websocket.connect"}
             if self._events:
                 event, cost = self._events.popleft()
                 if event["type"] == "websocket.disconnect":
@@ -253,7 +262,9 @@ class ReceivedRequest:
             self._send_without_client(message)
             return
         kind: str = message["type"]
-        if kind == "http.response.body" and len(message) <= 3:
+        if kind == "http.response.start":
+            self._send_start(connection, message)
+        elif kind == "http.response.body" and len(message) <= 3:
             if not self._started:
                 raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{kind}'.")
             body = message.get("body", b"")
@@ -271,15 +282,13 @@ class ReceivedRequest:
                 # Not the end of the reply, so not LAST: that is END, when the app returns.
                 self._write(connection, *event_frame({"type": kind, "body": body, "more_body": False}))
                 return
-            if self._start is not None:
-                connection.write(WHOLE | self._flag, self._start, body)
-                self._start = None
+            if self.unsent_start is not None:
+                connection.write(WHOLE | self._flag, self.unsent_start, body)
                 self._flag = 0
+                self.unsent_start = None
             else:
                 self._write(connection, LAST, b"", body)
             self._let_go(connection)
-        elif kind == "http.response.start":
-            self._send_start(connection, message)
         elif not self._decided:
             raise RuntimeError("a forwarded request is answered after the hop's mine()")
         else:
@@ -316,17 +325,20 @@ class ReceivedRequest:
             self._trailers = bool(message.get("trailers", False))
             self._write(connection, *event_frame(message))
             return
-        self._start = head
-        connection.loop.call_soon(self.flush)
+        self.unsent_start = head
+        started = connection.receiver.started
+        if not started:
+            connection.loop.call_soon(connection.receiver.flush_started)
+        started.append(self)
 
     # --- the app ---
 
-    async def run(self, app: ASGIApp, scope: Scope, finished: Callable[[ReceivedRequest], None]) -> None:
+    async def run(self, receiver: Receiver, scope: Scope) -> None:
         """Run the app, and tell the forwarder how it ended, unless its reply was complete."""
         # The scope holds the request, so the request does not hold the scope: cycles would keep the collector busy.
         scope[HOP_SCOPE_KEY] = self
         try:
-            await app(scope, self.receive, self.send)
+            await receiver.app(scope, self.receive, self.send)
         except ClientGoneError:
             self._end(END)
         except BaseException:
@@ -342,7 +354,10 @@ class ReceivedRequest:
             if self._connection is not None:
                 self._end(END)
         finally:
-            finished(self)
+            # A callback on each task would cost as much as the look-up of its owner.
+            receiver.requests.pop(self, None)
+            if receiver.nothing_in_flight is not None:
+                receiver.ended()
 
     def _end(self, kind: int) -> None:
         connection = self._connection

@@ -81,7 +81,7 @@ class Forwarder:
         self._closed = False
 
     def __repr__(self) -> str:
-        live = sum(len(pool.live) for pool in self._pools.values())
+        live = sum(pool.under_way for pool in self._pools.values())
         idle = sum(len(pool.idle) for pool in self._pools.values())
         return f"<Forwarder: {len(self._pools)} owners, {live} live, {idle} idle{', closed' if self._closed else ''}>"
 
@@ -142,7 +142,7 @@ class Forwarder:
         """
         counters = self.counters
         try:
-            pool = self._pool(owner)
+            pool = self._pools.get(owner) or self._pool(owner)
             connection = pool.take()
             pooled = connection is not None
             if connection is None:
@@ -150,7 +150,9 @@ class Forwarder:
             while True:
                 relay = Relay(connection, self._tasks, scope)
                 try:
-                    mine = await relay.run(self._owner_timeout, reason, note, receive, send)
+                    if await relay.run(self._owner_timeout, reason, note, receive, send):
+                        counters.forwarded += 1
+                        return True
                 except UndeliveredError as lost:
                     # A connection that went while it was idle says nothing about its owner; a new one does.
                     await receive.rewind_after(relay.stopped())
@@ -165,12 +167,9 @@ class Forwarder:
                 except OwnerBusyError:
                     await receive.rewind_after(relay.stopped())
                     raise
-                if mine:
-                    counters.forwarded += 1
-                else:
-                    await receive.rewind_after(relay.stopped())
-                    counters.not_mine += 1
-                return mine
+                await receive.rewind_after(relay.stopped())
+                counters.not_mine += 1
+                return False
         except OwnerRefusedError:
             counters.refused += 1
             self._drop_pool(owner)
@@ -230,7 +229,7 @@ class Forwarder:
         connection.write_first(ASK, head)
         try:
             async with asyncio.timeout(deadline_seconds):
-                frame = connection.frame_that_waits() or await connection.next_frame()
+                frame = await connection.next_frame()
             answer = _read_answer(connection, frame)
         except TimeoutError:
             connection.abort()

@@ -15,7 +15,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from homing.errors import OwnerBusyError, OwnerRefusedError
-from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PULL, MalformedFrameError
+from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX_BYTES, PULL, WHOLE, MalformedFrameError
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
 from homing.types import WorkerId
 
@@ -26,6 +26,9 @@ MAX_IDLE: Final = 64
 """Connections kept for later to one owner."""
 
 Frame = tuple[int, bytes, bytes]
+
+WHOLE_AT_ONCE: Final = WHOLE | MINE_FIRST
+"""The usual answer, in one frame. An exchange that waits for a frame gets it as it is, and is not told of *mine* before."""
 
 
 class Exchange(Protocol):
@@ -46,11 +49,19 @@ class OwnerConnection(FrameStream):
         """When *mine* or *not mine* is due, on the loop's clock; 0 when it is not awaited."""
         self.idle_since = 0.0
         self.timed_out = False
-        self._frames: deque[Frame] = deque()
+        self.frames: deque[Frame] = deque()
+        """What has arrived and was not taken."""
         self._waiting_bytes = 0
-        self._waiter: asyncio.Future[Frame | None] | None = None
+        self.waiter: asyncio.Future[Frame | None] | None = None
+        """Awaited by whoever found no frame: gets the next one, or None if the connection is lost."""
 
     def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
+        waiter = self.waiter
+        if kind == WHOLE_AT_ONCE and waiter is not None and not waiter.done():
+            self.answer_by = 0.0
+            self.waiter = None
+            waiter.set_result((kind, head, payload))
+            return
         exchange = self.exchange
         if exchange is None or kind & ~MINE_FIRST not in FROM_OWNER:
             raise MalformedFrameError(f"an owner sent a frame of kind {kind} unasked")
@@ -64,51 +75,55 @@ class OwnerConnection(FrameStream):
         if kind == PULL:
             exchange.pull_received()
             return
-        waiter = self._waiter
         if waiter is not None and not waiter.done():
-            self._waiter = None
+            self.waiter = None
             waiter.set_result((kind, head, payload))
             return
-        self._frames.append((kind, head, payload))
+        self.frames.append((kind, head, payload))
         self._waiting_bytes += len(head) + len(payload) + FRAME_COST_BYTES
         if self._waiting_bytes > READ_AHEAD_BYTES:
             self.pause_reading()
 
-    def write_first(self, kind: int, head: bytes, payload: bytes = b"") -> None:
-        """Write the first frame of an exchange. If the other end has closed already, that counts as a failed write."""
-        if not self.write(kind, head, payload):
-            error = BrokenPipeError(errno.EPIPE, "the connection was closed before anything was written")
-            self.abort(error)
-            self.error = error
+    def write_first(self, kind: int, head: bytes, payload: bytes = b"") -> bool:
+        """Write the first frame of an exchange. If the other end has closed already, that counts as a failed write.
+
+        An idle connection may have ended since it was taken: False, nothing was written, and nobody has read anything.
+        """
+        # Like `write`, which is called for the rest: this is done for every request.
+        if not (payload or self.lost or self.transport.is_closing()):
+            self.transport.write((kind | len(head) << 8).to_bytes(PREFIX_BYTES, "little") + head)
+            return True
+        if self.write(kind, head, payload):
+            return True
+        error = BrokenPipeError(errno.EPIPE, "the connection was closed before anything was written")
+        self.abort(error)
+        self.error = error
+        return False
 
     def ended(self) -> None:
         self.answer_by = 0.0
         self.pool.forget(self)
-        waiter, self._waiter = self._waiter, None
+        waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def frame_that_waits(self) -> Frame | None:
-        """The owner's next frame, if it has arrived."""
-        if not self._frames:
-            return None
-        _, head, payload = taken = self._frames.popleft()
+    def frame_that_waits(self) -> Frame:
+        """The owner's next frame, which is in `frames`."""
+        _, head, payload = taken = self.frames.popleft()
         self._waiting_bytes -= len(head) + len(payload) + FRAME_COST_BYTES
         if self.read_paused and self._waiting_bytes <= READ_AHEAD_BYTES // 2:
             self.resume_reading()
         return taken
 
-    def next_frame(self) -> asyncio.Future[Frame | None]:
-        """To be awaited when no frame waits: the next one; None if the connection is lost. One is awaited at a time."""
-        waiter: asyncio.Future[Frame | None] = self.pool.loop.create_future()
+    async def next_frame(self) -> Frame | None:
+        """The owner's next frame; None if the connection is lost. One is awaited at a time."""
+        if self.frames:
+            return self.frame_that_waits()
         if self.lost:
-            waiter.set_result(None)
-        else:
-            self._waiter = waiter
-        return waiter
-
-    def has_frames(self) -> bool:
-        return bool(self._frames)
+            return None
+        waiter: asyncio.Future[Frame | None] = self.pool.loop.create_future()
+        self.waiter = waiter
+        return await waiter
 
 
 class OwnerPool:
@@ -118,16 +133,21 @@ class OwnerPool:
         self.owner = owner
         self.path = path
         self.loop = loop
-        self.live: set[OwnerConnection] = set()
+        self.connections: set[OwnerConnection] = set()
+        """All of them: those in `idle`, and those that carry something."""
         self.opening = 0
         self.idle: list[OwnerConnection] = []
+
+    @property
+    def under_way(self) -> int:
+        """How many connections carry something, or are about to."""
+        return len(self.connections) - len(self.idle) + self.opening
 
     def take(self) -> OwnerConnection | None:
         """An idle connection, the one used last first; None if there is none."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.lost and not connection.transport.is_closing():
-                self.live.add(connection)
                 return connection
         return None
 
@@ -148,26 +168,26 @@ class OwnerPool:
             raise
         finally:
             self.opening -= 1
-        self.live.add(connection)
+        if not connection.lost:
+            self.connections.add(connection)
         return connection
 
     def unused(self) -> bool:
-        return not (self.live or self.idle or self.opening)
+        return not (self.connections or self.opening)
 
     def _check_room(self) -> None:
-        if len(self.live) + self.opening >= MAX_LIVE:
+        if self.under_way >= MAX_LIVE:
             raise OwnerBusyError(
-                f"{len(self.live)} requests are under way to worker {self.owner}, and no more are sent"
+                f"{self.under_way} requests are under way to worker {self.owner}, and no more are sent"
             )
 
     def give_back(self, connection: OwnerConnection) -> None:
         """Both ends are done with what the connection carried."""
-        self.live.discard(connection)
         connection.exchange = None
         connection.answer_by = 0.0
         if connection.lost:
             return
-        if len(self.idle) >= MAX_IDLE or connection.has_frames() or connection.read_paused:
+        if len(self.idle) >= MAX_IDLE or connection.frames or connection.read_paused:
             connection.abort()
             return
         connection.idle_since = self.loop.time()
@@ -175,7 +195,7 @@ class OwnerPool:
 
     def forget(self, connection: OwnerConnection) -> None:
         """The connection is lost."""
-        self.live.discard(connection)
+        self.connections.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)
 
@@ -186,13 +206,13 @@ class OwnerPool:
 
     def expire(self, now: float) -> None:
         """Drop the connections whose owner has not said *mine* or *not mine* in time."""
-        for connection in [each for each in self.live if 0.0 < each.answer_by <= now]:
+        for connection in [each for each in self.connections if 0.0 < each.answer_by <= now]:
             connection.timed_out = True
             connection.abort()
 
     def drop(self) -> None:
         """Close all connections: the owner refuses, or the forwarder is done."""
-        for connection in [*self.idle, *self.live]:
+        for connection in list(self.connections):
             connection.abort()
 
 

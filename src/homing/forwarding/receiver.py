@@ -38,7 +38,7 @@ from homing.forwarding.frames import (
 )
 from homing.forwarding.stream import FrameStream
 from homing.rundir import close_after_fork
-from homing.types import ASGIApp, Scope
+from homing.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,14 @@ class PeerConnection(FrameStream):
             contents = read_request(head)
             scope = request_scope(contents)
             self._request = request = ReceivedRequest(self, contents, scope, payload)
-            self.receiver.start(request, scope)
+            receiver = self.receiver
+            receiver.counters.received += 1
+            state = receiver.state()
+            if state is not None:
+                scope["state"] = state.copy()
+            receiver.requests[request] = self.loop.create_task(
+                request.run(receiver, scope), context=receiver.context.copy()
+            )
         elif kind == ASK:
             if self.busy:
                 raise MalformedFrameError("a question came before a request was done with")
@@ -153,16 +160,20 @@ class Receiver:
         self.counters = Counters()
         self.loop = asyncio.get_running_loop()
         self.connections: set[PeerConnection] = set()
-        self._app = app
+        self.app = app
         self._path = path
-        self._state = state
+        self.state = state
         self._on_ask = on_ask
         self._idle_seconds = idle_seconds
-        self._context = contextvars.copy_context() if context is None else context
-        self._requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
+        self.context = contextvars.copy_context() if context is None else context
+        self.requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._nothing_in_flight: asyncio.Event | None = None
-        self._unflushed: list[ReceivedRequest] = []
+        self.nothing_in_flight: asyncio.Event | None = None
+        """Set by `ended`, once somebody has waited for it."""
+        self.started: list[ReceivedRequest] = []
+        """Those whose reply started in this turn of the event loop."""
+        self.flush_due = False
+        """A timer will write what waits for something to share a write with."""
         self._ticker = self.loop.call_later(idle_seconds / 4, self._tick)
         self._accepting = self.loop.create_task(self._accept())
         self.closed = False
@@ -173,16 +184,16 @@ class Receiver:
     @property
     def in_flight(self) -> int:
         """Requests whose app call has not returned, and questions not answered yet."""
-        return len(self._requests) + len(self._tasks)
+        return len(self.requests) + len(self._tasks)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is in flight; False if that takes more than `timeout_seconds`. New requests are taken."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.in_flight:
-                    self._nothing_in_flight = self._nothing_in_flight or asyncio.Event()
-                    self._nothing_in_flight.clear()
-                    await self._nothing_in_flight.wait()
+                    self.nothing_in_flight = self.nothing_in_flight or asyncio.Event()
+                    self.nothing_in_flight.clear()
+                    await self.nothing_in_flight.wait()
         except TimeoutError:
             return not self.in_flight
         return True
@@ -204,12 +215,12 @@ class Receiver:
             if not connection.busy and not connection.inside_a_frame:
                 connection.pause_reading()
         await self.drain(_LAST_ANSWERS_SECONDS)
-        tasks = [*self._requests.values(), *self._tasks]
+        tasks = [*self.requests.values(), *self._tasks]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._requests.clear()
+        self.requests.clear()
         for connection in list(self.connections):
             connection.abort()
 
@@ -251,20 +262,10 @@ class Receiver:
 
     # --- requests ---
 
-    def start(self, request: ReceivedRequest, scope: Scope) -> None:
-        self.counters.received += 1
-        state = self._state()
-        if state is not None:
-            scope["state"] = state.copy()
-        # The request itself takes its task off: a callback on each task would cost as much as the look-up of its owner.
-        self._requests[request] = self.loop.create_task(
-            request.run(self._app, scope, self._request_ended), context=self._context.copy()
-        )
-
-    def _request_ended(self, request: ReceivedRequest) -> None:
-        self._requests.pop(request, None)
-        if self._nothing_in_flight is not None and not self.in_flight:
-            self._nothing_in_flight.set()
+    def ended(self) -> None:
+        """A request or a question has ended, while somebody waits until none is in flight."""
+        if self.nothing_in_flight is not None and not self.in_flight:
+            self.nothing_in_flight.set()
 
     def _own(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -272,20 +273,25 @@ class Receiver:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._nothing_in_flight is not None and not self.in_flight:
-            self._nothing_in_flight.set()
+        self.ended()
         if not task.cancelled() and task.exception() is not None:
             logger.error("a worker's question was not answered", exc_info=task.exception())
 
-    def flush_later(self, request: ReceivedRequest) -> None:
-        """Write the request's *mine* soon, should no reply have taken it along by then. One timer for all requests."""
-        if not self._unflushed:
-            self.loop.call_later(_MINE_WITHIN_SECONDS, self._flush)
-        self._unflushed.append(request)
+    def flush_started(self) -> None:
+        """Write the starts of the replies that began in this turn of the loop, where no body has taken them along."""
+        requests, self.started = self.started, []
+        for request in requests:
+            if request.unsent_start is not None:
+                request.flush()
+
+    def flush_later(self) -> None:
+        """Write each *mine* soon that no reply has taken along by then. One timer for all requests."""
+        self.flush_due = True
+        self.loop.call_later(_MINE_WITHIN_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        requests, self._unflushed = self._unflushed, []
-        for request in requests:
+        self.flush_due = False
+        for request in self.requests:
             request.flush()
 
     # --- questions ---

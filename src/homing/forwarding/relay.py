@@ -47,7 +47,7 @@ from homing.forwarding.frames import (
     request_head,
     trailers_head,
 )
-from homing.forwarding.pool import Frame, OwnerConnection
+from homing.forwarding.pool import WHOLE_AT_ONCE, Frame, OwnerConnection
 from homing.forwarding.replay import Replayable
 from homing.types import Message, Reason, Scope, Send
 
@@ -124,17 +124,28 @@ class Relay:
         connection.exchange = self
         self._receive = receive
         self._send = send
-        self._body = body_of(self._scope)
+        self._body = body = body_of(self._scope)
         finished = False
         try:
-            if self._body != BODY_OPEN:
+            if body == BODY_NONE:
+                connection.answer_by = connection.pool.loop.time() + timeout_seconds
+                head = request_head(int(reason), note, self._scope, BODY_NONE, ())
+                self._undelivered = not connection.write_first(REQUEST, head)
+            elif body != BODY_OPEN:
                 self._send_head(timeout_seconds, reason, note)
             else:
                 # The pump takes what is there at once; then the head goes, whether or not that was anything.
                 self._start_pump()
                 connection.pool.loop.call_soon(self._send_head_soon, timeout_seconds, reason, note)
             while True:
-                frame = connection.frame_that_waits() or await connection.next_frame()
+                frame: Frame | None
+                if connection.frames:
+                    frame = connection.frame_that_waits()
+                elif connection.lost:
+                    frame = None
+                else:
+                    connection.waiter = waiter = connection.pool.loop.create_future()
+                    frame = await waiter
                 if self._failure is not None:
                     raise self._failure
                 if frame is None:
@@ -142,11 +153,13 @@ class Relay:
                         return True
                     raise await self._lost()
                 kind, head, payload = frame
-                if kind == WHOLE:
+                if kind in (WHOLE_AT_ONCE, WHOLE):
+                    self._mine = True
                     start = read_start(head)
-                    finished = True
-                    self._finish()
-                    self._started = True
+                    finished = self._started = True
+                    if self._pump is not None:
+                        self._pump.cancel()
+                    connection.pool.give_back(connection)
                     try:
                         await send(start)
                         await send({"type": "http.response.body", "body": payload, "more_body": False})
@@ -245,9 +258,7 @@ class Relay:
             payload = b"".join(taken)
         head = request_head(int(reason), note, self._scope, body, tuple(early))
         connection.answer_by = connection.pool.loop.time() + timeout_seconds
-        # An idle connection may have ended since it was taken; then nothing is written, and nobody has read anything.
-        self._undelivered = connection.lost or connection.transport.is_closing()
-        connection.write_first(REQUEST, head, payload)
+        self._undelivered = not connection.write_first(REQUEST, head, payload)
         self._sent_headers = len(self._scope["headers"])
 
     def _send_head_soon(self, timeout_seconds: float, reason: Reason, note: tuple[object, ...]) -> None:

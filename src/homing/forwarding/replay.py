@@ -14,30 +14,34 @@ class Replayable:
     Holds at most what the forwarder takes before *mine* (64 KiB and one event) beside what its maker put in.
     """
 
-    __slots__ = ("_given", "_keeping", "_receive", "_waiting")
+    # On the class: most requests have no body, and nothing is ever taken from theirs.
+    _given: list[Message] | None = None
+    _waiting: deque[Message] | None = None
+    _keeping = True
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._given: list[Message] = []
-        self._waiting: deque[Message] = deque()
-        self._keeping = True
 
     async def __call__(self) -> Message:
         event = self._waiting.popleft() if self._waiting else await self._receive()
         if self._keeping:
+            if self._given is None:
+                self._given = []
             self._given.append(event)
         return event
 
     def rewind(self) -> None:
         """What was given, and not released, is given again."""
         if self._given:
+            if self._waiting is None:
+                self._waiting = deque()
             self._waiting.extendleft(reversed(self._given))
-            self._given = []
+            self._given = None
 
     def release(self) -> None:
         """The request stays where it is: nothing is kept from now on. What waits to be given again still is."""
         self._keeping = False
-        self._given = []
+        self._given = None
 
     async def rewind_after(self, taker: asyncio.Task[None] | None) -> None:
         """Wait until `taker`, cancelled, takes nothing more; then `rewind`."""

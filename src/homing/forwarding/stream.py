@@ -64,6 +64,13 @@ class FrameStream(asyncio.Protocol):
         try:
             size = len(data)
             position = 0
+            # Mostly one frame arrives, and all of it at once.
+            if not (self._missing or self._rest or self.lost or size < PREFIX_BYTES):
+                prefix = int.from_bytes(data[:PREFIX_BYTES], "little")
+                middle = PREFIX_BYTES + (prefix >> 8 & 0xFFFFFF)
+                if middle + (prefix >> 32) == size:
+                    self.frame_received(prefix & 0xFF, data[PREFIX_BYTES:middle], data[middle:])
+                    return
             if self._missing:
                 if size < self._missing:
                     self._parts.append(data)

@@ -23,7 +23,7 @@ from homing.errors import (
     SessionMovingError,
 )
 from homing.forwarding.base import Hop
-from homing.forwarding.replay import Replayable, replayable
+from homing.forwarding.replay import Replayable
 from homing.identity import Named
 from homing.routing.answers import GoneReply
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
@@ -122,17 +122,27 @@ class Routing:
             ReplyCutError: the owner was lost inside its reply.
             RemoteAppError: the app raised at the owner.
         """
-        request = await self._routed()
+        looks = LOOKS
+        session_id = self._named.session_id
+        if session_id is not None and self._reason is None and not self._policy.scatter:
+            # The way of most requests that belong elsewhere: what `_route_session` does too, in fewer steps.
+            worker, owners = self._worker, self._worker.owners
+            owner = None if owners.mine(session_id) else owners.owner(session_id)
+            if owner is not None and owner != worker.id:
+                if await self._forward(owner, Reason.OWNED, owners, session_id):
+                    return None
+                looks -= 1
+        request = await self._routed(looks)
         if request is not None and isinstance(self.receive, Replayable):
             self.receive.release()  # it stays here, so nothing needs to be given again
         return request
 
-    async def _routed(self) -> RoutedRequest | None:
+    async def _routed(self, looks: int) -> RoutedRequest | None:
         named = self._named
         if self._policy.scatter and self._reason is None and await self._scattered():
             return None
         if named.session_id is not None:
-            return await self._route_session(named.session_id)
+            return await self._route_session(named.session_id, looks)
         if named.path_key is not None:
             return await self._route_path_key(named.path_key)
         if named.worker is not None and named.worker != self._worker.id and self._reason is None:
@@ -142,10 +152,10 @@ class Routing:
 
     # --- a session, named by the client ---
 
-    async def _route_session(self, session_id: SessionId) -> RoutedRequest | None:
+    async def _route_session(self, session_id: SessionId, looks: int) -> RoutedRequest | None:
         worker, owners = self._worker, self._worker.owners
         unowned = Unowned.ACQUIRE if self._policy.adopts or self._named.start else Unowned.REFUSE
-        for _ in range(LOOKS):
+        for _ in range(looks):
             if owners.mine(session_id):
                 try:
                     self._bind_path_key(session_id)
@@ -323,15 +333,21 @@ class Routing:
 
     def _kept(self) -> Replayable:
         """What the handler will read from, if the request stays here after all: nothing taken meanwhile is lost."""
-        kept = replayable(self.receive)
-        self.receive = kept
+        receive = self.receive
+        if isinstance(receive, Replayable):
+            return receive
+        self.receive = kept = Replayable(receive)
         return kept
 
 
 def note_of(named: Named) -> tuple[object, ...]:
     """What a request says about its session, as it crosses the hop; the owner does not read it a second time."""
+    session_id = named.session_id
+    # A named tuple's equality is quicker than encoding six fields, and then decoding them.
+    if named == (session_id, False, False, False, None, None, None, ()):
+        return (session_id,)
     return (
-        named.session_id,
+        session_id,
         named.start,
         named.end,
         named.mints,
@@ -343,5 +359,7 @@ def note_of(named: Named) -> tuple[object, ...]:
 
 def named_from(note: tuple[object, ...]) -> Named:
     """The sender's `Named`. The private socket is this user's alone, so its word is taken."""
+    if len(note) == 1:
+        return Named(*cast("tuple[SessionId]", note))
     session_id, start, end, mints, path_key, start_path_key, also = cast("tuple[Any, ...]", note)
     return Named(session_id, start, end, mints, path_key, start_path_key, also=tuple(also))
