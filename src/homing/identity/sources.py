@@ -373,7 +373,7 @@ def signed_cookie(name: str, key: str, *, secret: str, max_age_seconds: int | No
     """
     if not _TOKEN.fullmatch(name) or not key:
         raise ConfigurationError(
-            f"source 'signed-cookie:{name}:{key}': write 'signed-cookie:NAME:KEY', such as 'signed-cookie:session:user'"
+            f"source 'signed-cookie:{name}:{key}': write 'signed-cookie:NAME:KEY', such as 'signed-cookie:session:sid'"
         )
     if not secret:
         raise ConfigurationError(
