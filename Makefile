@@ -20,7 +20,7 @@ demo:
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
-	$(PYTHON) -m pytest -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
 test-long: setup setup-mcp1

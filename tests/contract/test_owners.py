@@ -119,6 +119,26 @@ async def test_nothing_enters_between_the_check_of_a_release_and_its_end(one: Wo
         pytest.fail("the record of a session that is being served was about to go")
 
 
+async def test_a_request_is_counted_from_entering_to_leaving(one: Worker) -> None:
+    one.owners.acquire("s")
+    entries = [one.owners.enter("s"), one.owners.try_enter("s")]
+    assert one.owners.served_now("s") == 2
+    for entry in entries:
+        assert entry is not None
+        assert one.owners.owner("s") == one.id
+        one.owners.leave(entry)
+    assert one.owners.owner("s") is None  # nothing of it is held
+
+
+async def test_what_is_another_worker_s_is_not_entered(one: Worker, two: Worker) -> None:
+    own(one, "s")
+    assert two.owners.try_enter("s") is None
+    assert two.owners.try_enter("never seen") is None
+    with pytest.raises(NotHereError):
+        two.owners.enter("s")
+    assert one.owners.try_enter("s") is not None
+
+
 async def test_releasing_what_another_owns_changes_nothing(one: Worker, two: Worker) -> None:
     one.owners.acquire("s")
     two.owners.release("s")

@@ -83,11 +83,10 @@ BUGS: Final = (
             ),
             Change(
                 f"{_ROUTING}/request.py",
-                "        status = None if failed else self.status\n        try:\n",
-                "        status = None if failed else self.status\n"
-                "        if session_id is not None and not self._owned:\n"
-                "            self._record(session_id)\n"
-                "            self._owned = True\n"
+                "        entry = self._entry\n        try:\n",
+                "        entry = self._entry\n"
+                "        if session_id is not None and entry is None:\n"
+                "            entry = self._entry = self._record(worker, session_id)\n"
                 "        try:\n",
             ),
         ),
@@ -162,7 +161,7 @@ BUGS: Final = (
         (
             Change(
                 f"{_DIRECTORY}/ownership.py",
-                "        if entry is None or not entry.owned or not owners._records.names_us(entry.name):\n",
+                "        if entry is None or not entry.owned or not self._records.names_us(entry.name):\n",
                 "        if entry is None or not entry.owned:\n",
             ),
         ),
@@ -225,8 +224,8 @@ BUGS: Final = (
         (
             Change(
                 f"{_DIRECTORY}/ownership.py",
-                "            entry.serving -= 1\n            if not entry.serving",
-                "            if not entry.serving",
+                "        entry.serving -= 1\n        # Of most",
+                "        # Of most",
             ),
         ),
         (f"{OWNERS}::test_the_last_request_to_leave_releases_a_session_of_which_nothing_is_left",),

@@ -6,12 +6,14 @@ accepted it. `connections` opens new ones until every worker has accepted one, a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.support.raw import Address, Wire, connect, request
 
 TRIES = 400
+REFUSED_SECONDS = 0.02
 
 
 async def answering(wire: Wire, target: str = "/", headers: tuple[tuple[str, str], ...] = ()) -> int:
@@ -33,7 +35,12 @@ async def connections(address: Address, workers: int, *, target: str = "/") -> A
         found: dict[int, Wire] = {}
         for _ in range(TRIES):
             async with AsyncExitStack() as trying:
-                wire = await trying.enter_async_context(connect(address))
+                try:
+                    wire = await trying.enter_async_context(connect(address))
+                except ConnectionRefusedError:
+                    # A worker of plain uvicorn says that it has started a moment before it listens, and nothing after.
+                    await asyncio.sleep(REFUSED_SECONDS)
+                    continue
                 pid = await answering(wire, target)
                 if pid not in found:
                     found[pid] = wire

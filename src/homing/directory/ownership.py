@@ -85,22 +85,12 @@ class Serving:
         self._entry: Entry | None = None
 
     def __enter__(self) -> None:
-        # One block without an await: look, see that it is ours and not fenced, count. Nothing may come between.
-        owners = self._owners
-        entry = owners._entries.get(self._key)
-        if entry is None or not entry.owned or not owners._records.names_us(entry.name):
-            raise owners._refusal(self._key)
-        if entry.fenced:
-            raise SessionMovingError
-        entry.serving += 1
-        self._entry = entry
+        self._entry = self._owners.enter(self._key)
 
     def __exit__(self, *_: object) -> None:
         entry, self._entry = self._entry, None
         if entry is not None:
-            entry.serving -= 1
-            if not entry.serving or entry.changed is not None:
-                self._owners._left(entry)
+            self._owners.leave(entry)
 
 
 class Ownership:
@@ -149,6 +139,36 @@ class Ownership:
         """Whether this worker counts the session among its own; from memory, so look before you trust it."""
         entry = self._entries.get(session_id)
         return entry is not None and entry.owned
+
+    def try_enter(self, session_id: str) -> Entry | None:
+        """Count one more request of the session as served here, which `leave` ends; None if it may not be served here.
+
+        Raises:
+            SessionMovingError: it is fenced.
+        """
+        # One block without an await: look, see that it is ours and not fenced, count. Nothing may come between.
+        entry = self._entries.get(session_id)
+        if entry is None or not entry.owned or not self._records.names_us(entry.name):
+            return None
+        if entry.fenced:
+            raise SessionMovingError
+        entry.serving += 1
+        return entry
+
+    def enter(self, session_id: str) -> Entry:
+        """As `try_enter`, and says why a request may not be served here; raises as `serving` does on entering."""
+        entry = self.try_enter(session_id)
+        if entry is None:
+            raise self._refusal(session_id)
+        return entry
+
+    def leave(self, entry: Entry) -> None:
+        """End what `enter` began, once; release the session if nothing of it is left."""
+        entry.serving -= 1
+        # Of most requests nobody waits for the end, and the session is held: nothing else is to be done.
+        if entry.changed is None and (entry.serving or (entry.owned and self._holds(entry.key))):
+            return
+        self._left(entry)
 
     def serving(self, session_id: str) -> Serving:
         """A block in which a request of the session is served here, and counted.

@@ -19,7 +19,7 @@ from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX_BYTES,
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
 from homing.types import WorkerId
 
-MAX_LIVE: Final = 1000
+MAX_LIVE: Final = 100_000
 """Requests under way to one owner; more are answered 503, as a full backlog is."""
 
 MAX_IDLE: Final = 64

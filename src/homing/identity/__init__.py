@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.identity.base import Identity, Learned, Learner, Named
+from homing.identity.base import HeadLearner, Identity, Learned, Learner, Named
 from homing.identity.body import MAX_BODY_BYTES
 from homing.identity.cookie import SESSION_MAX_AGE_SECONDS, cookie_session
 from homing.identity.generic import SourcesIdentity
@@ -32,6 +32,7 @@ __all__ = [
     "RESOURCES",
     "SESSION_MAX_AGE_SECONDS",
     "SESSION_OWNER_HEADER",
+    "HeadLearner",
     "Identity",
     "KindIdentity",
     "Learned",

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http.cookies import _unquote
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import base64_decode, bytes_to_int
@@ -106,6 +107,10 @@ def cookie_text(value: str) -> str:
     return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
+_Known: TypeAlias = tuple[float, float, str | None]
+"""From when and until when a good cookie is good, and the session ID in it."""
+
+
 class SignedCookieReader:
     """Reads one key of a signed session cookie from raw headers, and remembers a bounded number of good ones.
 
@@ -135,30 +140,31 @@ class SignedCookieReader:
         self._key = key
         self._signer = ClockedSigner(secret, clock)
         self._max_age_seconds = max_age_seconds
-        self._clock = clock
-        self._good: dict[bytes, tuple[int, str | None]] = {}
-        self._older: dict[bytes, tuple[int, str | None]] = {}
+        self._wall = clock.wall
+        self._good: dict[bytes, _Known] = {}
+        self._older: dict[bytes, _Known] = {}
         self._bytes = 0
         self._told = False
 
-    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    def read(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
-        cookies = [header for key, header in headers if key == b"cookie" and self._name_bytes in header]
-        if not cookies:
+        return self.read_head(None, headers)
+
+    def read_head(self, scope: object, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """As `read`; takes a head as every source's reader does."""
+        header, name = None, self._name_bytes
+        for key, each in headers:
+            if key == b"cookie" and name in each:
+                if header is not None:
+                    value = cookie_value(self._name, headers)
+                    return None if value is None else self.session_id(value)
+                header = each
+        if header is None:
             return None
-        if len(cookies) > 1:
-            value = cookie_value(self._name, [(b"cookie", header) for header in cookies])
-            if value is None:
-                return None
-            if (session := cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)) is None:
-                self._rejected(value)
-                return None
-            return self._text(session)
-        header = cookies[0]
         known = self._good.get(header) or self._recall(header)
         if known is not None:
-            signed_at, session_id = known
-            if self._max_age_seconds is None or 0 <= int(self._clock.wall()) - signed_at <= self._max_age_seconds:
+            signed_at, over_at, session_id = known
+            if signed_at <= self._wall() < over_at:
                 return session_id
             del self._good[header]
             self._bytes -= len(header)
@@ -171,7 +177,7 @@ class SignedCookieReader:
             self._rejected(value)
             return None
         session_id = self._text(session)
-        self._remember(header, (_signed_at(value), session_id))
+        self._remember(header, (*self._good_between(value), session_id))
         return session_id
 
     def _rejected(self, value: str) -> None:
@@ -188,13 +194,20 @@ class SignedCookieReader:
                 self._name,
             )
 
-    def _recall(self, header: bytes) -> tuple[int, str | None] | None:
+    def _good_between(self, value: str) -> tuple[float, float]:
+        """From when to when, on the wall clock, a cookie that was just accepted is good: in whole seconds of age."""
+        if self._max_age_seconds is None:
+            return -math.inf, math.inf
+        signed_at = _signed_at(value)
+        return signed_at, signed_at + self._max_age_seconds + 1
+
+    def _recall(self, header: bytes) -> _Known | None:
         known = self._older.pop(header, None)
         if known is not None:
             self._remember(header, known)
         return known
 
-    def _remember(self, header: bytes, known: tuple[int, str | None]) -> None:
+    def _remember(self, header: bytes, known: _Known) -> None:
         if len(header) > _REMEMBERED_COOKIE_BYTES:
             return
         if len(self._good) >= _REMEMBERED_COOKIES // 2 or self._bytes + len(header) > _REMEMBERED_BYTES // 2:

@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 
 from homing.clock import SYSTEM_CLOCK, Clock
 from homing.errors import BadRequestError, ConfigurationError
-from homing.identity.base import Learner, Named
+from homing.identity.base import Learner, Named, named_only
 from homing.identity.body import MAX_BODY_BYTES, BodyReader, has_body
 from homing.identity.documents import NOT_JSON, Json
-from homing.identity.ids import fits, head_headers, session_id
+from homing.identity.ids import SURELY_FITS, fits, head_headers, session_id
 from homing.identity.learned import ReplyLearner
 from homing.identity.presets import Preset
 from homing.identity.sources import BodyField, Headers, HeadReader, Source, parse_source
 from homing.routes import Routes, path_below_root, request_method
-from homing.types import Receive, Scope, SessionId
+from homing.types import Message, Receive, Scope, SessionId
 
 _NOTHING = Named()
 
@@ -88,6 +88,12 @@ class SourcesIdentity:
         self._reply_headers = [read for source in learned_from if (read := source.headers_reader(clock)) is not None]
         self._reply_fields = [field for source in learned_from if (field := source.body_field()) is not None]
         self._reply_events = [events for source in learned_from if (events := source.event_reader()) is not None]
+        self._reply_header_names = tuple(
+            {source.reply_header for source in learned_from if source.reply_header is not None}
+        )
+        self._reply_header_lengths = frozenset(map(len, self._reply_header_names))
+        in_bodies = bool(self._reply_fields or self._reply_events)
+        self.head_learner = self._learn_from_head if self._reply_header_names and not in_bodies else None
         self._body = BodyReader(max_body_bytes, {key for field in self._fields for key in field.keys})
 
     def from_head(self, scope: Scope) -> Named | None:
@@ -103,8 +109,10 @@ class SourcesIdentity:
         for read in self._heads:
             text = read(scope, headers)
             if text:
-                decided = session_id(text)
-                return self._named(scope, headers, decided) if self._turns else Named(decided)
+                # Most are so short that nothing about them needs to be asked.
+                decided = SessionId(text) if len(text) <= SURELY_FITS else session_id(text)
+                assert decided is not None
+                return self._named(scope, headers, decided) if self._turns else named_only(decided)
         if not self._turns:
             return _NOTHING
         return self._named(scope, headers, None)
@@ -158,6 +166,20 @@ class SourcesIdentity:
             has_body=is_http and scope["method"] != "HEAD",
             max_held_bytes=self._max_body_bytes,
         )
+
+    def _learn_from_head(self, scope: Scope, named: Named, message: Message) -> Sequence[SessionId]:
+        """`head_learner`: a glance at the names of the headers, and a learner only for a reply that has one of them."""
+        headers = message.get("headers", ())
+        names = self._reply_header_names
+        if headers.__class__ is list or headers.__class__ is tuple:
+            lengths = self._reply_header_lengths
+            for name, _ in headers:
+                if len(name) in lengths and name.lower() in names:
+                    break
+            else:
+                return ()
+        learner = self.learner(scope, named)
+        return () if learner is None else learner.feed(message).session_ids
 
     def __repr__(self) -> str:
         return f"<SourcesIdentity {', '.join(source.spec for source in self._sources) or 'no sources'}>"

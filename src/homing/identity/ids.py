@@ -16,6 +16,9 @@ from homing.types import MAX_SESSION_ID_BYTES, Scope, SessionId, key_bytes
 HEAD_LENGTH_SCOPE_KEY: Final = "homing.head_length"
 """How many of the scope's headers came with the request's head: an int, set by `homing run`; absent: all."""
 
+SURELY_FITS: Final = MAX_SESSION_ID_BYTES // 4
+"""A text of so many characters is no longer than a session ID may be: no character takes more than 4 bytes."""
+
 
 def session_id(text: str | None) -> SessionId | None:
     """`text` as a session ID; None for an empty text and for None.
@@ -25,7 +28,7 @@ def session_id(text: str | None) -> SessionId | None:
     """
     if not text:
         return None
-    if not fits(text):
+    if len(text) > SURELY_FITS and not fits(text):
         raise SessionIdTooLongError(f"a request names its session by a text of over {MAX_SESSION_ID_BYTES} bytes")
     return SessionId(text)
 
@@ -33,9 +36,7 @@ def session_id(text: str | None) -> SessionId | None:
 def fits(text: str) -> bool:
     """Whether a text is no longer than a session ID may be."""
     length = len(text)
-    return length * 4 <= MAX_SESSION_ID_BYTES or (
-        length <= MAX_SESSION_ID_BYTES and _byte_length(text) <= MAX_SESSION_ID_BYTES
-    )
+    return length <= SURELY_FITS or (length <= MAX_SESSION_ID_BYTES and _byte_length(text) <= MAX_SESSION_ID_BYTES)
 
 
 def _byte_length(text: str) -> int:

@@ -217,6 +217,11 @@ class KindIdentity:
         named = self._named(path, headers, in_head or in_body, mints=mints, start=start, end=end, start_path_key=key)
         return named, body.receive
 
+    @property
+    def head_learner(self) -> None:
+        """None, as `learner`."""
+        return None
+
     def learner(self, scope: Scope, named: Named) -> Learner | None:
         """None: every ID is the caller's, or one that the router minted."""
         return None

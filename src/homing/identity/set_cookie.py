@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 from homing.clock import Clock
 from homing.identity.cookie import parse_cookies
+
+SET_COOKIE: Final = b"set-cookie"
 
 
 def cookies_set(name: str, headers: Iterable[tuple[bytes, bytes]], clock: Clock) -> Sequence[str]:
@@ -17,7 +20,7 @@ def cookies_set(name: str, headers: Iterable[tuple[bytes, bytes]], clock: Clock)
 
     A cookie that is set to nothing, or whose life is over, is deleted by that, and gives no value.
     """
-    set_cookies = [header for key, header in headers if key.lower() == b"set-cookie"]
+    set_cookies = [header for key, header in headers if key.lower() == SET_COOKIE]
     if not set_cookies:
         return ()  # most replies
     values: list[str] = []

@@ -23,7 +23,7 @@ from homing.identity.cookie import SESSION_MAX_AGE_SECONDS, SignedCookieReader, 
 from homing.identity.documents import Json, field_text
 from homing.identity.events import Event
 from homing.identity.ids import header_text
-from homing.identity.set_cookie import cookies_set
+from homing.identity.set_cookie import SET_COOKIE, cookies_set
 from homing.routes import Route, path_below_root, template_pattern
 from homing.types import Scope
 
@@ -83,6 +83,11 @@ class Source:
         """What reads a request's head for it."""
         return None
 
+    @property
+    def reply_header(self) -> bytes | None:
+        """The only header of replies that its `headers_reader` reads, in lower case."""
+        return None
+
     def headers_reader(self, clock: Clock) -> HeadersReader | None:
         """What reads a reply's headers for it."""
         return None
@@ -129,6 +134,10 @@ class HeaderSource(Source):
 
         return read
 
+    @property
+    def reply_header(self) -> bytes:
+        return self.name.encode("ascii")
+
     def headers_reader(self, clock: Clock) -> HeadersReader:
         name = self.name.encode("ascii")
 
@@ -163,6 +172,10 @@ class CookieSource(Source):
 
         return read
 
+    @property
+    def reply_header(self) -> bytes:
+        return SET_COOKIE
+
     def headers_reader(self, clock: Clock) -> HeadersReader:
         def read(headers: Headers) -> Sequence[str]:
             return [cookie_text(value) for value in cookies_set(self.name, headers, clock)]
@@ -187,8 +200,11 @@ class SignedCookieSource(Source):
         return SignedCookieReader(self.name, self.key, self.secret, max_age_seconds=self.max_age_seconds, clock=clock)
 
     def head_reader(self, clock: Clock) -> HeadReader:
-        reader = self._reader(clock)
-        return lambda scope, headers: reader.read(headers)
+        return self._reader(clock).read_head
+
+    @property
+    def reply_header(self) -> bytes:
+        return SET_COOKIE
 
     def headers_reader(self, clock: Clock) -> HeadersReader:
         reader = self._reader(clock)
@@ -357,7 +373,7 @@ def signed_cookie(name: str, key: str, *, secret: str, max_age_seconds: int | No
     """
     if not _TOKEN.fullmatch(name) or not key:
         raise ConfigurationError(
-            f"source 'signed-cookie:{name}:{key}': write 'signed-cookie:NAME:KEY', such as 'signed-cookie:session:user'"
+            f"source 'signed-cookie:{name}:{key}': write 'signed-cookie:NAME:KEY', such as 'signed-cookie:session:sid'"
         )
     if not secret:
         raise ConfigurationError(

@@ -8,7 +8,15 @@ from homing.types import Scope
 
 
 class SessionLifetimes(Protocol):
-    """How long a worker keeps ownership of the sessions it serves."""
+    """How long a worker keeps ownership of the sessions it serves.
+
+    Attributes:
+        judges_routes: `served` looks at more of a request than whether its handler ended the session, so the scope has to
+            be as it came.
+    """
+
+    @property
+    def judges_routes(self) -> bool: ...
 
     def starts(self, path: str) -> bool:
         """Whether a request on path starts a session, so it takes ownership whatever its handler does."""

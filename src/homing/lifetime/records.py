@@ -79,6 +79,11 @@ class ResourcesSessionLifetimes:
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
 
+    @property
+    def judges_routes(self) -> bool:
+        """True: seeds and closes are routes."""
+        return True
+
     def starts(self, path: str) -> bool:
         """Whether a request on `path`, whole and below `root_path`, starts a session, so it acquires before its
         handler."""
@@ -192,6 +197,11 @@ class AgentSessionLifetimes:
     def __init__(self, agent: AgentSessionHolder, starts: tuple[str, ...] = ()) -> None:
         self._agent = agent
         self._starts = Routes.parse(starts, rollout_prefix=True)
+
+    @property
+    def judges_routes(self) -> bool:
+        """False: see the class."""
+        return False
 
     def starts(self, path: str) -> bool:
         return self._starts.match_path(path)

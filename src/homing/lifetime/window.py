@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 from homing.clock import SYSTEM_CLOCK, Clock
@@ -48,11 +48,16 @@ class Deadlines(Generic[_StateT]):
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._monotonic = clock.monotonic
         self._kept: dict[str, Kept[_StateT]] = {}
         self._heap: list[tuple[float, int, Kept[_StateT]]] = []
         self._pushed = 0
         self._postponed = 0.0  # times are kept less what was postponed before they were set, so that all move at once
+
+    @property
+    def kept(self) -> Mapping[str, Kept[_StateT]]:
+        """The records, to read; always the same mapping, so whoever asks it often may keep it."""
+        return self._kept
 
     def get(self, key: str) -> Kept[_StateT] | None:
         """The session's record, to read; None if it is not kept."""
@@ -64,9 +69,16 @@ class Deadlines(Generic[_StateT]):
         if kept is None:
             kept = self._kept[key] = Kept(key, state)
         kept.state = state
-        kept.until = None if seconds is None else self._now() + seconds
-        if kept.until is not None and (kept.queued is None or kept.until < kept.queued):
-            self._push(kept, kept.until)
+        self.renew(kept, seconds)
+
+    def renew(self, kept: Kept[_StateT], seconds: float | None) -> None:
+        """As `keep`, of a record that is kept and stays in its state: what most requests do."""
+        if seconds is None:
+            kept.until = None
+            return
+        kept.until = until = self._monotonic() - self._postponed + seconds
+        if kept.queued is None or until < kept.queued:
+            self._push(kept, until)
 
     def remove(self, key: str) -> None:
         """Keep the session no longer; nothing happens if it is not kept."""
@@ -104,7 +116,7 @@ class Deadlines(Generic[_StateT]):
         return len(self._kept)
 
     def _now(self) -> float:
-        return self._clock.monotonic() - self._postponed
+        return self._monotonic() - self._postponed
 
     def _push(self, kept: Kept[_StateT], at: float) -> None:
         kept.queued = at
@@ -135,6 +147,11 @@ def succeeded(scope: Scope, status: int | None) -> bool:
 class _State(enum.Enum):
     OPEN = "open"
     ENDED = "ended"
+
+
+# Read with every request, and an enum's members are slow to find.
+_OPEN: Final = _State.OPEN
+_ENDED: Final = _State.ENDED
 
 
 class IdleLifetimes:
@@ -168,7 +185,8 @@ class IdleLifetimes:
         used_reopens: bool = True,
         being_served: Callable[[str], int] = never_served,
     ) -> None:
-        self._seconds = {_State.OPEN: idle_seconds, _State.ENDED: window_seconds}
+        self._idle_seconds = idle_seconds
+        self._window_seconds = window_seconds
         self._starts = starts
         self._ends = ends
         self._turns = bool(starts or ends)
@@ -176,6 +194,12 @@ class IdleLifetimes:
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
         self._ended = 0
+        self._kept = self._deadlines.kept
+
+    @property
+    def judges_routes(self) -> bool:
+        """Whether a request's route may start or end its session."""
+        return self._turns
 
     def starts(self, path: str) -> bool:
         """Whether a request on `path`, whole and below `root_path`, may start a session."""
@@ -184,36 +208,38 @@ class IdleLifetimes:
     def served(self, session_id: str, scope: Scope, status: int | None) -> None:
         """Record a request that used, started or ended a session of this worker, or one of a session held here."""
         if scope.get(ENDED_SCOPE_KEY):
-            self._keep(session_id, _State.ENDED)
+            self._keep(session_id, _ENDED)
             return
         if self._turns and succeeded(scope, status):
             if self._starts.match(scope):
-                self._keep(session_id, _State.OPEN)
+                self._keep(session_id, _OPEN)
                 return
             if self._ends.match(scope):
-                self._keep(session_id, _State.ENDED)
+                self._keep(session_id, _ENDED)
                 return
         used = status is not None and status < 400
-        kept = self._deadlines.get(session_id)
+        kept = self._kept.get(session_id)
         if kept is None:
             if used:
-                self._keep(session_id, _State.OPEN)
-        elif kept.state is _State.ENDED and used and self._used_reopens:
-            self._keep(session_id, _State.OPEN)
+                self._keep(session_id, _OPEN)
+        elif kept.state is _OPEN:
+            self._deadlines.renew(kept, self._idle_seconds)
+        elif used and self._used_reopens:
+            self._keep(session_id, _OPEN)
         else:
-            self._keep(session_id, kept.state)
+            self._deadlines.renew(kept, self._window_seconds)
 
     def holds(self, session_id: str) -> bool:
         """Whether the session is open here, or ended within the window."""
-        return session_id in self._deadlines
+        return session_id in self._kept
 
     def opened(self, session_id: str) -> None:
         """Open a session that a reply has just made known, or that was installed here."""
-        self._keep(session_id, _State.OPEN)
+        self._keep(session_id, _OPEN)
 
     def ended(self, session_id: str) -> None:
         """End a session. A handler that ends its own request's session sets `scope["homing.ended"]` instead."""
-        self._keep(session_id, _State.ENDED)
+        self._keep(session_id, _ENDED)
 
     def postpone(self, seconds: float) -> None:
         """Move every deadline by what the event loop lagged."""
@@ -223,7 +249,7 @@ class IdleLifetimes:
         """Drop the sessions whose time has passed and that are not being served; return them, to be released."""
         dropped: list[str] = []
         for kept in self._deadlines.pop_due():
-            self._ended -= kept.state is _State.ENDED
+            self._ended -= kept.state is _ENDED
             if self._being_served(kept.key):
                 self._keep(kept.key, kept.state)
             else:
@@ -242,7 +268,7 @@ class IdleLifetimes:
         return f"<IdleLifetimes: {len(self)} sessions>"
 
     def _keep(self, session_id: str, state: _State) -> None:
-        if (kept := self._deadlines.get(session_id)) is not None:
-            self._ended -= kept.state is _State.ENDED
-        self._ended += state is _State.ENDED
-        self._deadlines.keep(session_id, state, self._seconds[state])
+        if (kept := self._kept.get(session_id)) is not None:
+            self._ended -= kept.state is _ENDED
+        self._ended += state is _ENDED
+        self._deadlines.keep(session_id, state, self._idle_seconds if state is _OPEN else self._window_seconds)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
-from homing.identity import Identity, Learner, Named
+from homing.identity import HeadLearner, Identity, Learner, Named
 from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
@@ -33,7 +34,7 @@ from homing.routing.request import (
 )
 from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -82,6 +83,9 @@ class SessionRoutingMiddleware:
         self._state: dict[str, Any] | None = None
         self._context: contextvars.Context | None = None
         self._fresh = fresh_worker_id()
+        self._judges_routes = lifetimes.judges_routes
+        # Where nothing is routed, nothing is recorded, so nothing has to be learned.
+        self._identity_of_replies = identity if self.routes else None
 
     def __repr__(self) -> str:
         return f"<SessionRoutingMiddleware {self.worker!r}>"
@@ -179,7 +183,7 @@ class SessionRoutingMiddleware:
             request: RoutedRequest | None
             worker = self.worker
             if worker is None:
-                request = self._alone(named, scope)
+                request = self._alone(named)
             else:
                 request = None if self.policy.scatter else enter_here(worker, named)
                 if request is None:
@@ -198,38 +202,26 @@ class SessionRoutingMiddleware:
                 raise
             await abort(cut)
             return
-        if request is not None:
-            if undecided is not None:
-                undecided.mine()
-            await self._serve(request, scope, receive, send, cut)
+        if request is None:
+            return
+        if undecided is not None:
+            undecided.mine()
 
-    def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
-        if self.routes:
-            raise HomingError(
-                "a request came before this worker's start-up: homing needs the server's lifespan events, so leave out "
-                "`--lifespan off`"
-            )
-        session_id = named.session_id
-        if session_id is None and named.mints:
-            session_id = new_session_id()
-        return RoutedRequest(None, named, session_id)
-
-    async def _serve(
-        self, request: RoutedRequest, scope: Scope, receive: Receive, send: Send, cut: Callable[[], None] | None
-    ) -> None:
-        """Run the handler, let its reply pass, and record what became of the session."""
+        # Serve it: run the handler, let its reply pass, and record what became of the session. Not a method of its own,
+        # since that would be one more coroutine for every event to pass through.
         if scope.get("extensions"):
             scope["extensions"] = crossable_extensions(scope)
-        arrived = dict(scope)
+        # An app that mounts others, or strips a prefix, may change its scope in place: where the route will be judged once
+        # the app is done, it is judged by a copy.
+        arrived = dict(scope) if self._judges_routes or named.start or named.end else scope
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
             scope[SESSION_ACQUIRE_SCOPE_KEY] = request.acquire
-        learner = self.identity.learner(scope, request.named) if self.routes else None
-        watch = ReplyWatch(request, learner, send, sees_use=self.policy.sees_use)
+        watch = ReplyWatch(request, scope, self._identity_of_replies, send, self.policy.sees_use)
         failed = True
         try:
-            await self.app(scope, receive, watch)
+            await self.app(scope, receive, watch.send)
             failed = False
         except Exception:
             if request.unrecorded is None:
@@ -248,60 +240,122 @@ class SessionRoutingMiddleware:
             else:
                 await abort(cut)
 
+    def _alone(self, named: Named) -> RoutedRequest:
+        if self.routes:
+            raise HomingError(
+                "a request came before this worker's start-up: homing needs the server's lifespan events, so leave out "
+                "`--lifespan off`"
+            )
+        session_id = named.session_id
+        if session_id is None and named.mints:
+            session_id = new_session_id()
+        return RoutedRequest(None, named, session_id)
+
+
+_HEADS: Final = ("http.response.start", "websocket.accept")
+
+_SendT = TypeVar("_SendT", bound=Callable[..., Awaitable[None]])
+
+
+def _marked_as_coroutine_function(function: _SendT) -> _SendT:
+    """Some libraries (asgiref) warn of a `send` that does not say that it is to be awaited."""
+    mark = getattr(inspect, "markcoroutinefunction", None)
+    if mark is not None:
+        mark(function)
+    else:  # Python 3.11
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return function
+
 
 class ReplyWatch:
     """Stands between a handler and the server: lets a session's ID pass only once its owner is on record.
+
+    The app is given `send`. It is no coroutine function, so that most events cost no coroutine beyond the server's own:
+    what it returns is awaited as if it were one.
+
+    Args:
+        identity: Learns from the reply; None: nothing is learned.
 
     Attributes:
         begun: Something of the reply has left.
         complete: All of it has.
     """
 
-    __slots__ = ("_learner", "_request", "_sees_use", "_send", "begun", "complete")
+    __slots__ = ("_head_learner", "_learner", "_request", "_scope", "_sees_use", "_send", "begun", "complete")
 
-    def __init__(self, request: RoutedRequest, learner: Learner | None, send: Send, *, sees_use: bool) -> None:
+    def __init__(
+        self, request: RoutedRequest, scope: Scope, identity: Identity | None, send: Send, sees_use: bool
+    ) -> None:
         self._request = request
-        self._learner = learner
+        self._scope = scope
         self._send = send
         self._sees_use = sees_use
-        self.begun = False
-        self.complete = False
+        self._learner: Learner | None = None
+        self._head_learner: HeadLearner | None = None
+        if identity is not None:
+            self._head_learner = identity.head_learner
+            if self._head_learner is None:
+                self._learner = identity.learner(scope, request.named)
+        self.begun = self.complete = False
 
-    async def __call__(self, message: Message) -> None:
+    @_marked_as_coroutine_function
+    def send(self, message: Message) -> Awaitable[None]:
+        """As the server's `send`, of which everything that leaves is handed on to.
+
+        Raises (once awaited):
+            SessionNotRecordedError: the reply made a session known that could not be recorded; nothing leaves any more.
+        """
         request = self._request
-        if request.unrecorded is not None:
-            raise request.unrecorded
-        if self._learner is None or self._learner.done:
+        if self._learner is not None or request.unrecorded is not None:
+            return self._send_learning(message)
+        if message["type"] == "http.response.body":
+            self.complete = not message.get("more_body", False)
+            return self._send(message)
+        if not self.begun and self._head_learner is not None and message["type"] in _HEADS:
+            learned = self._head_learner(self._scope, request.named, message)
+            if learned:
+                return self._send_after(learned, message)
+        self._note(message)
+        return self._send(message)
+
+    async def _send_learning(self, message: Message) -> None:
+        if self._request.unrecorded is not None:
+            raise self._request.unrecorded
+        assert self._learner is not None
+        if self._learner.done:
+            self._learner = None
             self._note(message)
             await self._send(message)
             return
         learned = self._learner.feed(message)
-        if learned.session_ids:
-            request.learn(learned.session_ids)
-        for each in learned.messages:
+        await self._send_after(learned.session_ids, *learned.messages)
+
+    async def _send_after(self, session_ids: Sequence[SessionId], *messages: Message) -> None:
+        if session_ids:
+            self._request.learn(session_ids)
+        for each in messages:
             self._note(each)
             await self._send(each)
 
     def _note(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.body":
-            self.complete = not message.get("more_body", False)
-        elif kind == "http.response.start":
-            status: int = message["status"]
+        kind, request = message["type"], self._request
+        if kind == "http.response.start":
             self.begun = True
-            self._request.status = status
+            request.status = status = message["status"]
             if status < 400 and not self._sees_use:
-                self._request.used = True
+                request.used = True
+        elif kind == "http.response.body":
+            self.complete = not message.get("more_body", False)
         elif kind == "websocket.accept":
             self.begun = True
-            self._request.status = 101
+            request.status = 101
             if not self._sees_use:
-                self._request.used = True
+                request.used = True
         elif kind in ("websocket.close", "websocket.http.response.body"):
             self.begun = self.complete = True
         elif kind == "websocket.http.response.start":
             self.begun = True
-            self._request.status = message["status"]
+            request.status = message["status"]
 
 
 async def abort(cut: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
+from homing.directory.ownership import Entry
 from homing.errors import HomingError, SessionNotRecordedError
 from homing.identity import Named
 from homing.lifetime import ENDED_SCOPE_KEY, succeeded
@@ -30,6 +31,9 @@ SESSION_ACQUIRE_SCOPE_KEY: Final = "homing.acquire_session"
 class RoutedRequest:
     """A request being served here. In the scope as `homing.request`, for the handler's side of the bargain.
 
+    Args:
+        entry: What entering the session gave, if that was done already; it is left with the request.
+
     Attributes:
         session_id: The session it names, or the one minted for it; None if it has none.
         used: The handler read or wrote the session; where nobody can see that, set from the reply.
@@ -39,8 +43,8 @@ class RoutedRequest:
 
     __slots__ = (
         "_ended",
-        "_entered",
-        "_owned",
+        "_entry",
+        "_learned",
         "_unnamed",
         "_worker",
         "named",
@@ -50,10 +54,12 @@ class RoutedRequest:
         "used",
     )
 
-    def __init__(self, worker: Worker | None, named: Named, session_id: SessionId | None) -> None:
+    def __init__(
+        self, worker: Worker | None, named: Named, session_id: SessionId | None, entry: Entry | None = None
+    ) -> None:
         self._worker = worker
-        self._entered: list[AbstractContextManager[None]] = []
-        self._owned = False
+        self._entry = entry  # of the session, once it is entered
+        self._learned: list[Entry] | None = None  # of those that the app made beside it
         self._ended = False
         self._unnamed: Callable[[Scope, int], object] | None = None
         self.named = named
@@ -74,14 +80,7 @@ class RoutedRequest:
             SessionMovingError: the session is fenced, or not (or no longer) open here.
         """
         if self._worker is not None and self.session_id is not None:
-            self._enter(self.session_id)
-            self._owned = True
-
-    def _enter(self, session_id: str) -> None:
-        assert self._worker is not None
-        serving = self._worker.owners.serving(session_id)
-        serving.__enter__()
-        self._entered.append(serving)
+            self._entry = self._worker.owners.enter(self.session_id)
 
     def take_place(self, unnamed: Callable[[Scope, int], object]) -> None:
         """Count as a session towards the limit, until the app has named the session, or the request leaves.
@@ -105,10 +104,9 @@ class RoutedRequest:
             SessionNotRecordedError: it could not be recorded; the reply becomes a 500 without cookie.
         """
         self.used = True
-        if self._owned or self._worker is None or self.session_id is None:
+        if self._entry is not None or self._worker is None or self.session_id is None:
             return
-        self._record(self.session_id)
-        self._owned = True
+        self._entry = self._record(self._worker, self.session_id)
 
     def learn(self, session_ids: Collection[SessionId]) -> None:
         """Record this worker as the owner of sessions that the app has made, before the bytes that name them leave.
@@ -120,22 +118,24 @@ class RoutedRequest:
         if worker is None:
             return
         made = [session_id for session_id in session_ids if session_id != self.session_id]
+        if not made:
+            return
+        if self._learned is None:
+            self._learned = []
         for session_id in made:
-            self._record(session_id)
+            self._learned.append(self._record(worker, session_id))
         for session_id in made:
             worker.lifetimes.opened(session_id)
-        if made:
-            self._give_place()
+        self._give_place()
 
-    def _record(self, session_id: SessionId) -> None:
-        assert self._worker is not None
+    def _record(self, worker: Worker, session_id: SessionId) -> Entry:
         try:
-            owner = self._worker.owners.acquire(session_id)
-            if owner != self._worker.id:
+            owner = worker.owners.acquire(session_id)
+            if owner != worker.id:
                 # Nobody else could know the ID, so the app gave the same one twice, at two workers.
                 raise SessionNotRecordedError(f"session {session_tag(session_id)} is owned by worker {owner} already")
             # Counted from now on: a request that names it may come and go before this one has left.
-            self._enter(session_id)
+            return worker.owners.enter(session_id)
         except HomingError as error:
             if isinstance(error, SessionNotRecordedError):
                 self.unrecorded = error
@@ -162,43 +162,45 @@ class RoutedRequest:
         """The handler is done: record what became of the session, and stop counting the request.
 
         Args:
-            arrived: The request's scope as it came. An app that mounts others, or strips a prefix, may change its own in
-                place, and then a start would no longer be seen as one.
+            arrived: The request's scope; a copy from before the handler wherever a route may start or end a session.
             failed: The handler raised, or left its reply incomplete; the session is recorded with status None.
         """
         worker, session_id = self._worker, self.session_id
         if worker is None:
             return
         status = None if failed else self.status
+        entry = self._entry
         try:
-            if session_id is not None and self._owned:
+            # Not owned: taken meanwhile from a worker that was thought dead, and its lifetime is not kept here.
+            if session_id is not None and entry is not None and entry.owned:
                 self._leave_session(worker, session_id, arrived, status)
         finally:
-            while self._entered:
-                self._entered.pop().__exit__(None, None, None)
+            if entry is not None:
+                worker.owners.leave(entry)
+            while self._learned:
+                worker.owners.leave(self._learned.pop())
             if self._unnamed is not None:
                 if status is not None and succeeded(arrived, status):
                     self._unnamed(arrived, status)
                 self._give_place()
-        if session_id is not None and not worker.owners.mine(session_id):
+        if session_id is not None and not (worker.owners.mine(session_id) if entry is None else entry.owned):
             worker.path_keys.unbind(session_id)
 
     def _leave_session(self, worker: Worker, session_id: SessionId, arrived: Scope, status: int | None) -> None:
-        if not worker.owners.mine(session_id):
-            return  # taken meanwhile from a worker that was thought dead: its lifetime is not kept here
-        turned = (self.named.start or self.named.end) and succeeded(arrived, status)
+        named, lifetimes = self.named, worker.lifetimes
+        turned = (named.start or named.end) and succeeded(arrived, status)
         # A record acquired for this very request goes at once if the request left nothing behind.
-        ended = self._ended or (turned and self.named.end)
+        ended = self._ended or (turned and named.end)
         if ended:
             arrived[ENDED_SCOPE_KEY] = True
-        if self.used or turned or ended or worker.lifetimes.holds(session_id):
-            worker.lifetimes.served(session_id, arrived, status)
-        if self.used and not worker.lifetimes.holds(session_id):
+        if self.used or turned or ended or lifetimes.holds(session_id):
+            lifetimes.served(session_id, arrived, status)
+        if self.used and not lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
-            worker.lifetimes.opened(session_id)
+            lifetimes.opened(session_id)
         if ended:
             worker.path_keys.unbind(session_id)
-        elif self.named.start_path_key is not None:
+        elif named.start_path_key is not None:
             refused = status is not None and not turned
             worker.path_keys.seeded(session_id, refused=refused, others=worker.owners.served_now(session_id) - 1)
 

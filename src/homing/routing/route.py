@@ -83,14 +83,10 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
         SessionMovingError: the session is fenced.
     """
     session_id = named.session_id
-    if session_id is None or named.start_path_key is not None or not worker.owners.mine(session_id):
+    if session_id is None or named.start_path_key is not None:
         return None
-    request = RoutedRequest(worker, named, session_id)
-    try:
-        request.enter()
-    except NotHereError:
-        return None
-    return request
+    entry = worker.owners.try_enter(session_id)
+    return None if entry is None else RoutedRequest(worker, named, session_id, entry)
 
 
 class Routing:

@@ -52,11 +52,11 @@ class ReplyWriter:
     def write(self, data: bytes) -> None:
         held = self._held
         if held is not None:
-            self._held = None
             if len(data) <= _JOINED_BYTES:
-                data = held + data
+                data = held + data  # a body that is no bytes raises here, and the head is written without it
             else:
                 self._transport.write(held)
+            self._held = None
             self._transport.write(data)
         elif self._begins and len(data) <= _JOINED_BYTES:
             self._begins = False

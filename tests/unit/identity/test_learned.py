@@ -131,6 +131,42 @@ def test_nothing_is_learned_on_an_end_route_or_where_no_reply_can_hold_an_id() -
     assert BODY.learner(handshake("/join"), Named()) is None
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        start(200, PLAIN),
+        start(200, ("X-S", "new"), PLAIN),
+        start(200, ("Set-Cookie", "sid=new"), ("x-s", "newer")),
+        start(200, ("x-s", "known"), ("set-cookie", "sid=null; Max-Age=0")),
+        start(500, ("x-s", "new")),
+        {"type": "http.response.start", "status": 200},
+        {"type": "http.response.start", "status": 200, "headers": ((b"x-s", b"new"),)},
+        {"type": "websocket.accept", "headers": [[b"x-s", b"new"]]},
+        {"type": "websocket.accept"},
+    ],
+)
+@pytest.mark.parametrize("end", [False, True])
+def test_where_only_headers_hold_ids_a_glance_at_the_head_learns_the_same(message: Message, end: bool) -> None:
+    scope = request("POST", "/", [("x-s", "known")])
+    named = (HEAD.from_head(scope) or Named())._replace(end=end)
+    reads = HEAD.learner(scope, named)
+    assert HEAD.head_learner is not None
+    expected = () if reads is None else reads.feed(message).session_ids
+    assert tuple(HEAD.head_learner(scope, named, message)) == expected
+
+
+def test_headers_that_can_be_read_only_once_are_learned_from() -> None:
+    message = {"type": "http.response.start", "status": 200, "headers": iter([(b"x-s", b"new")])}
+    assert HEAD.head_learner is not None
+    assert HEAD.head_learner(request(), Named(), message) == ("new",)
+
+
+def test_where_bodies_may_hold_ids_or_no_reply_can_each_reply_has_its_own_learner() -> None:
+    assert BODY.head_learner is None
+    assert SourcesIdentity(["header:x-s"], learn=["body:id@/join"]).head_learner is None
+    assert SourcesIdentity(["query:q"]).head_learner is None
+
+
 def test_an_accepted_websocket_s_headers_make_a_session_known_and_a_refused_one_s_do_not() -> None:
     accept: Message = {"type": "websocket.accept", "headers": [(b"set-cookie", b"sid=new")]}
     assert learned(learner(HEAD, handshake()), accept, {"type": "websocket.send", "text": "x"}) == ["new"]

@@ -91,3 +91,13 @@ async def test_nothing_is_written_to_a_connection_that_was_lost_meanwhile() -> N
     transport.closed = True
     await turns()
     assert transport.writes == []
+
+
+async def test_a_head_leaves_although_its_body_is_no_bytes() -> None:
+    replies, transport = writer()
+    replies.begin()
+    replies.write(b"head")
+    with pytest.raises(TypeError):
+        replies.write(cast("bytes", "text"))
+    replies.close()
+    assert transport.writes == [b"head"]
