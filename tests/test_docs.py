@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.running import ROOT, running
@@ -26,18 +27,31 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 MY_SERVER = '''
 import json
+import secrets
 
 counts = {}
 
 
 async def app(scope, receive, send):
-    """Counts the requests of each session it is asked about, in memory."""
+    """Counts the requests of each session it is asked about, in memory.
+
+    A session is named by a header, or made by POST /sessions and then named by the path.
+    """
     if scope["type"] != "http":
         raise RuntimeError("HTTP only")
-    session = dict(scope["headers"]).get(b"x-session", b"").decode()
-    counts[session] = counts.get(session, 0) + 1
-    body = json.dumps({"count": counts[session]}).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    method, path = scope["method"], scope["path"]
+    status, answer = 200, {}
+    if (method, path) == ("POST", "/sessions"):
+        answer["id"] = secrets.token_hex(8)
+        counts[answer["id"]] = 0
+    elif path.startswith("/sessions/") and path.split("/")[2] not in counts:
+        status = 404
+    else:
+        named = path.split("/")[2] if path.startswith("/sessions/") else dict(scope["headers"]).get(b"x-session", b"")
+        counts[named] = counts.get(named, 0) + 1
+        answer["count"] = counts.pop(named) if method == "DELETE" else counts[named]
+    body = json.dumps(answer).encode()
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
     await send({"type": "http.response.body", "body": body})
 '''
 
@@ -62,7 +76,7 @@ def snippets(language: str) -> Iterator[tuple[str, str]]:
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     for name, text in snippets("sh"):
-        for line in text.splitlines():
+        for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
                 yield name, words
@@ -96,17 +110,30 @@ def test_a_server_of_the_text_starts_and_keeps_a_session_together(arguments: tup
     (tmp_path / "server.py").write_text(MCP_SERVER)
     with running(*arguments, cwd=tmp_path) as server:
         server.wait_for(r"Application startup complete", count=int(arguments[arguments.index("--workers") + 1]))
-        if arguments[0] == "my_server:app":
-            seen = [_count(server.port, "one") for _ in range(12)]
+        if "path:/sessions/{session}" in arguments:
+            _see_made_sessions_kept(server.port)
+        elif arguments[0] == "my_server:app":
+            seen = [_ask(server.port, "GET", "/", "one")["count"] for _ in range(12)]
             assert seen == list(range(1, 13))
         assert server.stop() == 0, server.log
 
 
-def _count(port: int, session: str) -> int:
+def _see_made_sessions_kept(port: int) -> None:
+    """Sessions that the app made are found by their paths until they end, and are then gone."""
+    made = [_ask(port, "POST", "/sessions")["id"] for _ in range(6)]
+    for expected in (1, 2, 3):
+        assert [_ask(port, "POST", f"/sessions/{each}/step")["count"] for each in made] == [expected] * len(made)
+    assert [_ask(port, "DELETE", f"/sessions/{each}")["count"] for each in made] == [4] * len(made)
+    assert _ask(port, "GET", "/sessions/never-made", status=410)["error"]["code"] == "session_gone"
+
+
+def _ask(port: int, method: str, path: str, session: str = "", *, status: int = 200) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
-        connection.request("GET", "/", headers={"x-session": session})
-        found: int = json.loads(connection.getresponse().read())["count"]
+        connection.request(method, path, headers={"x-session": session} if session else {})
+        response = connection.getresponse()
+        assert response.status == status
+        found: dict[str, Any] = json.loads(response.read())
         return found
     finally:
         connection.close()
@@ -130,4 +157,12 @@ def test_the_table_of_sources_says_the_same_in_both_columns() -> None:
         option, code = itertools.islice(_CODE.findall(row), 2)
         spec = shlex.split(option)[1]
         in_code = eval(code.replace("secret=…", "secret='secret'"), {"homing": homing})
-        assert parse_source(spec, secret="secret") == in_code
+        source = parse_source(spec, secret="secret")
+        assert source == in_code
+        assert source.learns is row.rstrip(" |").endswith("learned")
+
+
+def test_the_shape_of_made_ids_in_paths_is_shown_and_run() -> None:
+    shown = ("--session", "path:/sessions/{session}", "--learn", "body:id@/sessions")
+    shown += ("--start", "POST /sessions", "--end", "DELETE /sessions/{id}")
+    assert any(server[-len(shown) :] == shown for server in SERVERS)

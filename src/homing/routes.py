@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 
 from homing.errors import ConfigurationError
@@ -25,6 +26,7 @@ ROLLOUT_PREFIX: Final = rf"(?:/{ROLLOUT_PATH_PREFIX}/[^/]+(?:/[^/]+)?)?"
 """A regular expression for what may stand before a path: nothing, or `/ng-rollout/` and one or two segments."""
 
 _METHOD: Final = re.compile(r"[A-Z][A-Z-]*")
+_KNOWN_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 _PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -123,9 +125,17 @@ class Route:
         """
         words = text.split()
         if len(words) == 1:
+            method = words[0].upper()
+            if method in _KNOWN_METHODS:
+                raise ConfigurationError(f"route {text!r}: the path is missing: write '{method} /route'")
             return cls(None, words[0])
         if len(words) == 2:
-            return cls(words[0].upper(), words[1])
+            method = words[0].upper()
+            # Any token is a method, so only what looks like a slip of the pen is refused.
+            meant = [] if method in _KNOWN_METHODS else get_close_matches(method, _KNOWN_METHODS, 1, cutoff=0.7)
+            if meant:
+                raise ConfigurationError(f"route {text!r}: did you mean {meant[0]}? write '{meant[0]} {words[1]}'")
+            return cls(method, words[1])
         raise ConfigurationError(f"route {text!r}: write 'METHOD /route' or '/route'")
 
     def matches(self, method: str, path: str) -> bool:

@@ -293,6 +293,27 @@ def test_an_unowned_session_is_adopted_where_clients_choose_ids_and_refused_wher
     asyncio.run(test())
 
 
+def test_a_start_whose_reply_names_no_session_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with recorded(tmp_path, starts=["POST /start"]) as (stage, wire):
+            stage.script("named", [read_body(), *respond(200, [(b"x-session", b"made")])])
+            stage.script("refused", [read_body(), *respond(503)])
+            stage.script("unnamed", [read_body(), *respond()])
+            for case in ("named", "refused", "unnamed", "unnamed"):
+                await wire.send(request("POST", "/start", [("x-case", case)]))
+                assert (await wire.reply()).status == (503 if case == "refused" else 200)
+            await call(wire)  # the last handler has returned
+
+    asyncio.run(test())
+    lines = [line for line in caplog.messages if "names no session" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "POST /start answered 200, but its reply names no session: add --learn body:FIELD@/start"
+    )
+
+
 @pytest.mark.parametrize("status", [200, 302, 400, 404, 500, 503])
 def test_an_adopted_session_is_kept_only_if_its_reply_is_below_400(tmp_path: Path, status: int) -> None:
     async def test() -> None:

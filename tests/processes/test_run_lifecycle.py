@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def test_the_clients_address_is_taken_from_a_trusted_proxy_served_here_or_forwar
 
 def test_the_banner_says_how_the_server_runs(tmp_path: Path) -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
-        banner = server.wait_for(r"homing \S+: 2 workers, sessions named by cookie:visit, run directory (\S+)$")
+        banner = server.wait_for(
+            r"homing \S+: 2 workers, sessions named by cookie:visit, unowned: adopt, run directory (\S+)$"
+        )
         directory = Path(banner[0][1])
         assert directory.stat().st_mode & 0o777 == 0o700
         ready(server, 2)
@@ -288,8 +291,10 @@ def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_
     with running("tests.processes.apps:routed", "--workers", "2", cwd=ROOT) as server:
         server.wait_for("2 workers, sessions as the app itself declares them")
         ready(server, 2)
-        serving = server.wait_for(r"worker [0-9a-f]{32} serves, run directory (\S+)$", 2)
-        assert {each[1] for each in serving} == {server.run_directory}
+        serving = server.wait_for(r"worker ([0-9a-f]{32}) \[(\d+)\] serves$", 2)
+        assert sorted(int(each[2]) for each in serving) == sorted(server.workers())
+        assert all(Path(server.run_directory, f"{each[1]}.sock").is_socket() for each in serving)
+        assert len(server.find(re.escape(server.run_directory))) == 1
         cookie = {"Cookie": "visit=one"}
         assert len({get(server.port, headers=cookie)["pid"] for _ in range(20)}) == 1
 

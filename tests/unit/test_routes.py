@@ -36,10 +36,12 @@ def test_a_route_is_a_method_and_a_path_or_a_path(text: str, method: str | None,
     ("text", "advice"),
     [
         ("", "write 'METHOD /route' or '/route'"),
-        ("POST", "write '/POST'"),
+        ("POST", "the path is missing: write 'POST /route'"),
         ("start", "write '/start'"),
         ("POST /a /b", "write 'METHOD /route' or '/route'"),
-        ("P0ST /a", "write 'POST /route'"),
+        ("P0ST /a", "write 'POST /a'"),
+        ("PSOT /a", "did you mean POST? write 'POST /a'"),
+        ("G/T /a", "write 'POST /route'"),
         ("/a?b=c", "write the path alone"),
         ("/a#b", "write the path alone"),
         ("/a/{id:path}", "write '/x/{name}'"),
@@ -54,6 +56,11 @@ def test_a_text_that_is_no_route_is_refused_with_what_to_write(text: str, advice
         Route.parse(text)
     assert advice in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_method_that_is_rare_is_no_mistake() -> None:
+    for method in ("PROPFIND", "PURGE", "QUERY", "LOCK", "REPORT", "MOVE", "SEARCH"):
+        assert Route.parse(f"{method} /a").method == method
 
 
 def test_one_string_in_place_of_a_list_of_routes_is_refused() -> None:

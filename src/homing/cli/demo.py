@@ -23,7 +23,7 @@ from typing import Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from homing.errors import StartupError
@@ -87,16 +87,22 @@ async def _compare(workers: int, sessions: int, calls: int) -> list[Outcome]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with contextlib.AsyncExitStack() as stack:
-        # A bar is for people: where nobody watches, only the table is printed.
+        # A bar is for a terminal; a log gets a line for each phase.
         progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
+
+        def begin(name: str, doing: str, total: int, of: str) -> TaskID:
+            if not console.is_terminal:
+                click.echo(f"{name}: {doing} {total:,} {of}", err=True)
+            return progress.add_task(f"{name}: {doing}", total=total)
+
         ports = {}
         for name, command in servers.items():
-            task = progress.add_task(f"{name}: starting", total=workers)
+            task = begin(name, "starting", workers, "workers")
             port = ports[name] = await stack.enter_async_context(_serving(name, command))
             await _all_answer(name, port, workers, lambda seen, task=task: progress.update(task, completed=seen))  # type: ignore[misc]
             progress.remove_task(task)
         for name, port in ports.items():
-            task = progress.add_task(f"{name}: calling", total=sessions * calls)
+            task = begin(name, "making", sessions * calls, "calls")
             outcome = await _drive(name, port, sessions, calls, lambda task=task: progress.advance(task))  # type: ignore[misc]
             outcomes.append(outcome)
     return outcomes
@@ -253,7 +259,11 @@ async def _call(port: int, method: str, path: str, cookie: str | None) -> tuple[
 
 def _print_table(outcomes: Sequence[Outcome], workers: int, sessions: int, calls: int) -> None:
     console = Console()
-    table = Table(title=f"{sessions} sessions × {calls} calls, {workers} workers, a new connection for every call")
+    # Rich draws its lines in ASCII where the terminal has no UTF-8; the title is ours.
+    times = "x" if console.options.ascii_only else "×"
+    table = Table(
+        title=f"{sessions} sessions {times} {calls} calls, {workers} workers, a new connection for every call"
+    )
     table.add_column("")
     for heading in ("calls", "right", "wrong data", "lost", "req/s"):
         table.add_column(heading, justify="right")

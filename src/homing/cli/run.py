@@ -28,6 +28,7 @@ from uvicorn.main import main as uvicorn_command
 from uvicorn.supervisors import ChangeReload
 
 import homing
+from homing.cli.announce import announce
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.config import RunConfig
@@ -65,10 +66,16 @@ def _own_options() -> list[click.Parameter]:
             help="Where replies first name a session that the app has made, if that is nowhere in --session.",
         ),
         _OwnOption(
-            ["--start", "starts"], metavar="'METHOD /route'", multiple=True, help="A route that starts a session."
+            ["--start", "starts"],
+            metavar="'METHOD /route'",
+            multiple=True,
+            help="A route that starts a session, such as 'POST /sessions'; '/sessions' alone: with any method.",
         ),
         _OwnOption(
-            ["--end", "ends"], metavar="'METHOD /route'", multiple=True, help="A route that ends the session it names."
+            ["--end", "ends"],
+            metavar="'METHOD /route'",
+            multiple=True,
+            help="A route that ends the session it names, such as 'DELETE /sessions/{id}'; without METHOD as above.",
         ),
         _OwnOption(["--preset"], metavar="NAME", help="A protocol's bundle of all that: mcp."),
         _OwnOption(
@@ -141,8 +148,17 @@ def _uvicorn_parameters() -> list[click.Parameter]:
         parameter = copy.copy(declared)
         if parameter.name == "timeout_worker_healthcheck":
             parameter.default = WORKER_HEALTHCHECK_SECONDS
+        elif parameter.name == "version" and isinstance(parameter, click.Option):
+            parameter.callback = _print_versions
+            parameter.help = "Show the versions of homing and uvicorn and exit."
         parameters.append(parameter)
     return parameters
+
+
+def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"homing {homing.__version__}, uvicorn {uvicorn.__version__}")
+        ctx.exit()
 
 
 class _RunCommand(click.Command):
@@ -161,6 +177,8 @@ class _RunCommand(click.Command):
 
 def _run(**given: Any) -> None:
     """Serve APP on several workers; every request reaches the worker that holds its session.
+
+    One worker, the default of --workers, routes nothing.
 
     APP is package.module:name: an ASGI app, a function that makes one, or an MCP server object.
 
@@ -228,6 +246,10 @@ def _count_workers(given: int | None) -> int:
     return given
 
 
+_OPTIONS: Final = {"sessions": "session", "starts": "start", "ends": "end"}
+"""What the command line calls the options about sessions, where that is not their name here."""
+
+
 def _refuse_what_cannot_work(
     ctx: click.Context, server: Mapping[str, Any], own: Mapping[str, Any], workers: int
 ) -> None:
@@ -249,9 +271,8 @@ def _refuse_what_cannot_work(
     if own["no_sessions"]:
         unwanted = [name for name in ("sessions", "learn", "starts", "ends", "preset", "scatter") if own[name]]
         if unwanted:
-            raise ConfigurationError(
-                "--no-sessions leaves nothing to route: leave out it, or the options about sessions"
-            )
+            given = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in unwanted)
+            raise ConfigurationError(f"--no-sessions leaves nothing to route: use either --no-sessions or {given}")
     if workers == 1:
         return
     if server["reload"]:
@@ -336,13 +357,13 @@ def _serve_many(config: RunConfig, run_dir: str | None) -> None:
             config.routing = replace(config.routing, socket_dir=path)
         listener = stack.enter_context(config.bind_socket())
 
-        def announce() -> None:
+        def announce_both() -> None:
             config.announce_address(listener)
-            _announce(config, path)
+            announce(config, path)
 
         # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
         with contextlib.suppress(KeyboardInterrupt):
-            serve(config, [listener], announce)
+            serve(config, [listener], announce_both)
 
 
 def _serve_one(config: RunConfig) -> None:
@@ -378,31 +399,4 @@ def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
 
 def _told(config: RunConfig, what: Loaded | Ready) -> None:
     if isinstance(what, Loaded):
-        _announce(config, None)
-
-
-def _announce(config: RunConfig, run_dir: str | None) -> None:
-    """Say how this server runs, and what ends sessions."""
-    workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
-    where = f", run directory {run_dir}" if run_dir else ""
-    logger.info("homing %s: %s, %s%s", homing.__version__, workers, _how_sessions_are_named(config.routing), where)
-    if config.limit_max_requests is not None:
-        logger.warning(
-            "--limit-max-requests %d: a worker ends after it has accepted so many requests (a forwarded one counts "
-            "where it was accepted), and its sessions end with it",
-            config.limit_max_requests,
-        )
-    if config.routing is not None and config.routing.scatter:
-        logger.warning("--scatter is a test mode: every request takes a detour through a wrong worker")
-
-
-def _how_sessions_are_named(routing: RoutingOptions | None) -> str:
-    if routing is None:
-        return "requests are not routed (--no-sessions)"
-    named = [str(spec) for spec in routing.sessions]
-    if routing.preset:
-        named.append(f"preset {routing.preset}")
-    named += [f"learned from {spec}" for spec in routing.learn]
-    if named:
-        return f"sessions named by {', '.join(named)}"
-    return "which holds every session" if routing.workers == 1 else "sessions as the app itself declares them"
+        announce(config, None)

@@ -11,6 +11,7 @@ from homing.identity.kinds import AGENT, RESOURCES, SESSION_OWNER_HEADER, KindId
 from homing.identity.presets import PRESETS, Preset, preset
 from homing.identity.sources import (
     McpHandleSource,
+    SignedCookieSource,
     Source,
     body,
     cookie,
@@ -40,6 +41,7 @@ __all__ = [
     "Named",
     "Preset",
     "SessionKind",
+    "SignedCookieSource",
     "Source",
     "SourcesIdentity",
     "body",

@@ -11,16 +11,19 @@ Not here: which cookie matters (`sources`, `kinds`), and ever writing one.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from http.cookies import _unquote
 from typing import Any, Final, TypeAlias
 
-from itsdangerous import BadSignature, TimestampSigner
+from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import base64_decode, bytes_to_int
 
 from homing.clock import SYSTEM_CLOCK, Clock
+
+logger = logging.getLogger(__name__)
 
 SESSION_MAX_AGE_SECONDS: Final = 14 * 24 * 60 * 60
 """How long a session cookie is good for, in seconds: Starlette's default."""
@@ -141,6 +144,7 @@ class SignedCookieReader:
         self._good: dict[bytes, _Known] = {}
         self._older: dict[bytes, _Known] = {}
         self._bytes = 0
+        self._told = False
 
     def read(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
         """The session ID in the request's cookie; None if there is no such cookie, it is rejected, or it holds none."""
@@ -153,7 +157,12 @@ class SignedCookieReader:
             if key == b"cookie" and name in each:
                 if header is not None:
                     value = cookie_value(self._name, headers)
-                    return None if value is None else self.session_id(value)
+                    if value is None:
+                        return None
+                    if (session := cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)) is None:
+                        self._rejected(value)
+                        return None
+                    return self._text(session)
                 header = each
         if header is None:
             return None
@@ -170,6 +179,7 @@ class SignedCookieReader:
             return None
         session = cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)
         if session is None:
+            self._rejected(value)
             return None
         session_id = self._text(session)
         self._remember(header, (*self._good_between(value), session_id))
@@ -181,6 +191,20 @@ class SignedCookieReader:
             return -math.inf, math.inf
         signed_at = _signed_at(value)
         return signed_at, signed_at + self._max_age_seconds + 1
+
+    def _rejected(self, value: str) -> None:
+        """Say once that a request's cookie was signed with another secret: one that is only too old is no news."""
+        if self._told:
+            return
+        try:
+            Signer.unsign(self._signer, value.encode("utf-8", "surrogatepass"))
+        except BadSignature:
+            self._told = True
+            logger.warning(
+                "the cookie %r is present, but its signature does not match: is --secret-env (in code: secret=) the "
+                "app's secret?",
+                self._name,
+            )
 
     def _recall(self, header: bytes) -> _Known | None:
         known = self._older.pop(header, None)

@@ -377,8 +377,8 @@ def signed_cookie(name: str, key: str, *, secret: str, max_age_seconds: int | No
         )
     if not secret:
         raise ConfigurationError(
-            f"source 'signed-cookie:{name}:{key}': it needs the session middleware's secret: write "
-            "signed_cookie(name, key, secret=...), or --secret-env VAR with a variable that is set"
+            f"source 'signed-cookie:{name}:{key}': it needs the session middleware's secret: add "
+            "--secret-env VAR with a variable that holds it (in code: signed_cookie(name, key, secret=...))"
         )
     return SignedCookieSource(name, key, secret, max_age_seconds)
 
@@ -464,7 +464,11 @@ def parse_source(spec: str, *, secret: str | None = None) -> Source:
     if kind == "path":
         return path(rest)
     if kind == "body":
-        field, _, route = rest.partition("@")
+        field, at, route = rest.partition("@")
+        if not at:
+            raise ConfigurationError(
+                f"source {spec!r}: it has no route: write 'body:FIELD@/route', such as 'body:a.b@/start'"
+            )
         return body(field, route)
     if kind == "mcp-handle":
         name, at, route = rest.partition("@")

@@ -66,6 +66,21 @@ class RoutingOptions:
         """Whether there is any way to tell sessions."""
         return bool(self.sessions or self.learn or self.preset)
 
+    @property
+    def learns_nothing(self) -> str | None:
+        """The path or query source of a server that would never know a session its app has made; None if it would.
+
+        Nothing says where sessions begin, no source is in replies too, and `unowned` was left to the default: whoever
+        says `"adopt"` or `"refuse"` has thought of it.
+
+        Raises:
+            ConfigurationError: as `checked`.
+        """
+        if self.learn or self.starts or self.preset or self.unowned or not self.sessions:
+            return None
+        sessions = self.checked().sessions
+        return None if any(source.learns for source in sessions) else sessions[0].spec
+
     def checked(self) -> CheckedOptions:
         """The same, parsed and checked.
 
@@ -90,6 +105,11 @@ class RoutingOptions:
             tuple(parse_source(s, secret=self.secret) if isinstance(s, str) else s for s in given)
             for given in (self.sessions, self.learn)
         )
+        if learn and not sessions and chosen is None:
+            raise ConfigurationError(
+                f"learn {learn[0].spec!r} alone: replies name a session there, and no later request is looked into: add "
+                "where requests name it, such as --session 'path:/sessions/{session}' (in code: sessions=)"
+            )
         starts, ends = Routes.parse(self.starts), Routes.parse(self.ends)
         begins_somewhere = bool(starts or learn or chosen or any(isinstance(s, McpHandleSource) for s in sessions))
         return CheckedOptions(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -45,7 +45,7 @@ class RoutedRequest:
         "_ended",
         "_entry",
         "_learned",
-        "_takes_place",
+        "_unnamed",
         "_worker",
         "named",
         "session_id",
@@ -61,7 +61,7 @@ class RoutedRequest:
         self._entry = entry  # of the session, once it is entered
         self._learned: list[Entry] | None = None  # of those that the app made beside it
         self._ended = False
-        self._takes_place = False
+        self._unnamed: Callable[[Scope, int], object] | None = None
         self.named = named
         self.session_id = session_id
         self.used = False
@@ -82,15 +82,19 @@ class RoutedRequest:
         if self._worker is not None and self.session_id is not None:
             self._entry = self._worker.owners.enter(self.session_id)
 
-    def take_place(self) -> None:
-        """Count as a session towards the limit, until the app has named the session, or the request leaves."""
+    def take_place(self, unnamed: Callable[[Scope, int], object]) -> None:
+        """Count as a session towards the limit, until the app has named the session, or the request leaves.
+
+        Args:
+            unnamed: Told the scope and status of a success that left without a name for the session it started.
+        """
         if self._worker is not None:
-            self._takes_place = True
+            self._unnamed = unnamed
             self._worker.starting += 1
 
     def _give_place(self) -> None:
-        if self._takes_place and self._worker is not None:
-            self._takes_place = False
+        if self._unnamed is not None and self._worker is not None:
+            self._unnamed = None
             self._worker.starting -= 1
 
     def acquire(self) -> None:
@@ -175,7 +179,10 @@ class RoutedRequest:
                 worker.owners.leave(entry)
             while self._learned:
                 worker.owners.leave(self._learned.pop())
-            self._give_place()
+            if self._unnamed is not None:
+                if status is not None and succeeded(arrived, status):
+                    self._unnamed(arrived, status)
+                self._give_place()
         if session_id is not None and not (worker.owners.mine(session_id) if entry is None else entry.owned):
             worker.path_keys.unbind(session_id)
 

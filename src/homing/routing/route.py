@@ -39,6 +39,10 @@ def _none() -> int:
     return 0
 
 
+def _nothing(scope: Scope, status: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a server treats its sessions.
@@ -49,6 +53,7 @@ class Policy:
         gone_status, gone_reply: The shape of *gone*.
         max_sessions: Over it, a declared start is refused. Sessions that have ended do not count, starts under way do.
         count_ended: How many of this worker's sessions have ended.
+        unnamed_start: Told the scope and status of a start that succeeded, and named no session.
         scatter: Test mode: every request first lands on a wrong worker.
         owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
         lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
@@ -60,6 +65,7 @@ class Policy:
     gone_reply: GoneReply | None = None
     max_sessions: int | None = None
     count_ended: Callable[[], int] = _none
+    unnamed_start: Callable[[Scope, int], object] = _nothing
     scatter: bool = False
     owner_timeout_seconds: float = 30.0
     graceful_seconds: float | None = None
@@ -278,7 +284,7 @@ class Routing:
             self._check_limit()
             request = RoutedRequest(worker, named, None)
             if named.start:
-                request.take_place()
+                request.take_place(self._policy.unnamed_start)
             return request
         session_id = new_session_id()
         request = RoutedRequest(worker, named, session_id)

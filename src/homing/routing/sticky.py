@@ -6,11 +6,13 @@ declared (`install.py`).
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Literal, TypeVar
 
+from homing.errors import ConfigurationError
 from homing.identity import Source, SourcesIdentity
 from homing.lifetime import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
@@ -18,8 +20,11 @@ from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
+from homing.routing.unnamed import UnnamedStarts
 from homing.rundir import leave_run_directory, siblings_directory
 from homing.types import ASGIApp, Scope
+
+logger = logging.getLogger(__name__)
 
 CLOSE_RETRY_WINDOW_SECONDS = 300.0
 """How long the owner of an ended session is kept, so that a late or repeated close still finds it; no longer than idle."""
@@ -28,10 +33,10 @@ CLOSE_RETRY_WINDOW_SECONDS = 300.0
 def sticky(
     app: ASGIApp,
     *,
-    sessions: Sequence[Source | str] = (),
-    learn: Sequence[Source | str] = (),
-    starts: Sequence[str] = (),
-    ends: Sequence[str] = (),
+    sessions: Source | str | Sequence[Source | str] = (),
+    learn: Source | str | Sequence[Source | str] = (),
+    starts: str | Sequence[str] = (),
+    ends: str | Sequence[str] = (),
     preset: str | None = None,
     idle_seconds: float = DAY_SECONDS,
     unowned: Literal["adopt", "refuse"] | None = None,
@@ -44,6 +49,7 @@ def sticky(
     Args:
         app: Any ASGI app. It is called as before, at the worker that holds the session.
         sessions: Where requests name their session: `homing.header("x-session")`, …; the first that names one decides.
+            Here, and for `learn`, `starts` and `ends`, one alone needs no list around it.
         learn: Where replies first name a session that the app has made, if that is nowhere in `sessions`.
         starts: Routes that start a session, such as `"POST /sessions"`.
         ends: Routes that end the session they name, such as `"DELETE /sessions/{id}"`.
@@ -59,10 +65,10 @@ def sticky(
         ConfigurationError: a setting cannot work; the message says which and what to do.
     """
     options = RoutingOptions(
-        sessions=tuple(sessions),
-        learn=tuple(learn),
-        starts=tuple(starts),
-        ends=tuple(ends),
+        sessions=_each(sessions),
+        learn=_each(learn),
+        starts=_each(starts),
+        ends=_each(ends),
         preset=preset,
         idle_seconds=idle_seconds,
         unowned=unowned,
@@ -70,7 +76,27 @@ def sticky(
         max_body_bytes=max_body_bytes,
         owner_timeout_seconds=owner_timeout_seconds,
     )
-    return build(app, options)
+    if not options.tells_sessions:
+        raise ConfigurationError(
+            "sticky needs to know which session a request names: add sessions=[homing.header(NAME)], cookie, "
+            "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server"
+        )
+    router = build(app, options)
+    if (spec := options.learns_nothing) is not None:
+        logger.warning(
+            "%s is in requests only, and nothing says where sessions begin: if the app makes their IDs, add "
+            "learn='body:FIELD@/route' and starts='METHOD /route'; if clients choose them, unowned='adopt' says so",
+            spec,
+        )
+    return router
+
+
+_Item = TypeVar("_Item", str, Source | str)
+
+
+def _each(given: _Item | Sequence[_Item]) -> tuple[_Item, ...]:
+    """What was given, of which one alone needs no list around it."""
+    return (given,) if isinstance(given, str | Source) else tuple(given)
 
 
 def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
@@ -105,6 +131,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         gone_reply=preset.gone_reply if preset is not None and options.gone_status is None else None,
         max_sessions=options.max_sessions_per_worker,
         count_ended=lifetimes.count_ended,
+        unnamed_start=UnnamedStarts(identity.starts),
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,
         graceful_seconds=options.graceful_seconds,

@@ -147,7 +147,8 @@ class Worker:
             await self.aclose()
             raise
         _current = self.id
-        logger.info("worker %s serves, run directory %s", self.id, self.run_directory.path)
+        logger.info("worker %s [%d] serves", self.id, os.getpid())
+        logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
 
     async def drain(self) -> None:

@@ -21,6 +21,8 @@ from homing.rundir.names import SESSION_SOCKET_DIR_ENV, boot_id, worker_socket_p
 
 DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_ANOTHER: Final = f"name another directory of yours with --run-dir or {SESSION_SOCKET_DIR_ENV}, or leave it out"
+
 _RUN_DIRECTORY_NAME = re.compile(r"homing-([0-9]+)-[0-9a-z_]+")
 
 
@@ -33,7 +35,7 @@ def check_run_directory(path: str) -> None:
     try:
         status = os.lstat(path)
     except OSError as error:
-        raise RunDirectoryError(f"the run directory {path} cannot be used: {error.strerror}") from error
+        raise RunDirectoryError(f"the run directory {path} cannot be used: {error.strerror}; {_ANOTHER}") from error
     check_status(path, status)
     worker_socket_path(path, "0" * 32)
 
@@ -42,9 +44,11 @@ def check_status(path: str, status: os.stat_result) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise RunDirectoryError(f"the run directory {path} is a symbolic link; name the directory itself")
     if not stat.S_ISDIR(status.st_mode):
-        raise RunDirectoryError(f"the run directory {path} is not a directory")
+        raise RunDirectoryError(f"the run directory {path} is not a directory; {_ANOTHER}")
     if status.st_uid != os.geteuid():
-        raise RunDirectoryError(f"the run directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise RunDirectoryError(
+            f"the run directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}; {_ANOTHER}"
+        )
     if status.st_mode & 0o777 != 0o700:
         raise RunDirectoryError(
             f"the run directory {path} has mode {status.st_mode & 0o777:04o}; it must be 0700 (chmod 700 {path})"
@@ -113,13 +117,14 @@ def remove_run_directory(path: str) -> None:
 
 
 def _made(path: str) -> str:
+    worker_socket_path(path, "0" * 32)  # one that is too long is refused before it is made
     with contextlib.suppress(FileExistsError):
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
             raise
         except OSError as error:
-            raise RunDirectoryError(f"the run directory {path} cannot be made: {error.strerror}") from error
+            raise RunDirectoryError(f"the run directory {path} cannot be made: {error.strerror}; {_ANOTHER}") from error
     check_run_directory(path)
     return path
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import logging
 import os
 import socket
@@ -151,7 +152,7 @@ class RunConfig(Config):
         Raises:
             StartupError: as `bind_socket`.
         """
-        if self.uds is None and self.fd is None and self.port:
+        if self.uds is None and self.fd is None:
             _bind_tcp(self.host, self.port).close()
 
 
@@ -184,7 +185,17 @@ def _bind_unix(path: str) -> socket.socket:
 def address_line(error: Exception, host: str, port: int) -> str:
     """The line for an address that cannot be had."""
     reason = getattr(error, "strerror", None) or str(error)
+    number = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror):
+        return f"cannot serve on --host {host}: it cannot be resolved ({reason}); {_HOSTS}"
+    if number == errno.EADDRNOTAVAIL:
+        return f"cannot serve on --host {host}: it is no address of this machine ({reason}); {_HOSTS}"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"cannot serve on port {port} of {host}: {reason}; choose a --port from 1024 on (0: any)"
     return f"cannot serve on port {port} of {host}: {reason}; stop what uses it, or choose another --port (0: any)"
+
+
+_HOSTS = "use an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
 
 
 def _uses_httptools(http: str) -> bool:

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import click
 import pytest
+import uvicorn
 from uvicorn.main import main as uvicorn_command
 
 import homing
@@ -23,6 +24,12 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(capsys, "--version") == (0, f"homing {homing.__version__}\n", "")
+
+
+def test_the_version_of_run_is_homings_and_uvicorns(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = f"homing {homing.__version__}, uvicorn {uvicorn.__version__}\n"
+    assert outcome(capsys, "run", "--version") == (0, expected, "")
+    assert "versions of homing and uvicorn" in outcome(capsys, "run", "--help")[1]
 
 
 def test_without_arguments_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,12 +81,19 @@ def test_a_long_step_does_not_end_a_worker_by_default() -> None:
         (["run", "a:b", "--workers", "2", "--session", "nonsense"], "nonsense"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:"], "cookie:"),
         (["run", "a:b", "--workers", "2", "--session", "signed-cookie:session:sid"], "--secret-env"),
+        (["run", "a:b", "--session", "signed-cookie:session:sid"], "secret: add --secret-env VAR"),
+        (["run", "a:b", "--session", "body:session_hash"], "source 'body:session_hash': it has no route: write"),
         (["run", "a:b", "--session", "cookie:a", "--secret-env", "HOMING_NO_SUCH"], "HOMING_NO_SUCH: that environment"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--start", "nonsense"], "nonsense"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--idle", "0"], "greater than 0"),
         (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--gone", "200"], "400 to 599"),
         (["run", "a:b", "--workers", "2", "--unowned", "perhaps"], "'perhaps' is not one of 'adopt', 'refuse'"),
         (["run", "a:b", "--workers", "2", "--no-sessions", "--session", "cookie:a"], "--no-sessions leaves nothing"),
+        (["run", "a:b", "--no-sessions", "--session", "cookie:a"], "use either --no-sessions or --session"),
+        (["run", "a:b", "--no-sessions", "--start", "POST /a", "--scatter"], "--no-sessions or --start, --scatter"),
+        (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--start", "PSOT /a"], "did you mean POST?"),
+        (["run", "a:b", "--workers", "2", "--session", "cookie:a", "--start", "POST"], "the path is missing"),
+        (["run", "a:b", "--workers", "2", "--learn", "body:id@/sessions"], "add where requests name it, such as"),
         (["run", "a:b", "--workers", "2", "--reload"], "--reload ends every session on each change"),
         (["run", "a:b", "--workers", "2", "--fd", "3"], "--fd works with --workers 1 only"),
         (["run", "a:b", "--workers", "2", "--lifespan", "off"], "--lifespan off"),

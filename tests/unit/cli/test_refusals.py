@@ -65,6 +65,28 @@ def test_a_socket_path_that_is_too_long_is_named_with_its_limit(
     assert "107" in line
 
 
+def test_a_run_directory_that_is_too_long_is_not_made(line_of: LineOf, tmp_path: Path) -> None:
+    assert "107" in line_of(APP, *TWO, "--run-dir", str(tmp_path / ("x" * 110)), code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "none/below"])
+def test_a_run_directory_that_cannot_be_says_what_to_do(line_of: LineOf, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    line = line_of(APP, *TWO, "--run-dir", str(tmp_path / place), code=2)
+    assert str(tmp_path / place) in line
+    assert "name another directory of yours with --run-dir or HOMING_SESSION_SOCKET_DIR, or leave it out" in line
+
+
+def test_a_host_that_is_not_known_or_not_this_machines_is_not_taken_for_a_port_in_use(line_of: LineOf) -> None:
+    for host, said in (("no-such-host.invalid", "it cannot be resolved"), ("192.0.2.1", "it is no address of this")):
+        for workers in (TWO, ("--port", "8123"), ("--port", "0")):
+            line = line_of(APP, *workers, "--host", host, code=3)
+            assert f"--host {host}: {said}" in line
+            assert "such as 127.0.0.1" in line
+            assert "stop what uses it" not in line
+
+
 def test_an_environment_file_that_is_missing(line_of: LineOf, tmp_path: Path) -> None:
     assert "does not exist" in line_of(APP, *TWO, "--env-file", str(tmp_path / "none"), code=2)
 

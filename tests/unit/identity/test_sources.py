@@ -11,6 +11,7 @@ from tests.support.identity_scopes import SetClock, handshake, request, signed
 from homing.errors import BadRequestError, ConfigurationError, SessionIdTooLongError
 from homing.identity import (
     PRESETS,
+    SESSION_MAX_AGE_SECONDS,
     Source,
     SourcesIdentity,
     body,
@@ -22,6 +23,7 @@ from homing.identity import (
     query,
     signed_cookie,
 )
+from homing.identity.cookie import SignedCookieReader
 from homing.routes import Routes
 from homing.types import key_digest
 
@@ -142,6 +144,21 @@ def test_a_signed_cookie_names_the_session_by_a_string_under_its_key() -> None:
         found = identity.from_head(scope)
         assert found is not None
         assert found.session_id == expected
+
+
+def test_a_cookie_signed_with_another_secret_is_warned_of_once_and_one_that_is_too_old_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = SetClock()
+    reader = SignedCookieReader("session", "user", SECRET, clock=clock)
+    old = signed({"user": "one"}, SECRET, clock)
+    clock.now += SESSION_MAX_AGE_SECONDS + 1
+    other = signed({"user": "two"}, "another secret", clock)
+    for texts in ([old], [], [other], [other, other], ["nonsense"]):
+        assert reader.read([(b"cookie", f"session={text}".encode()) for text in texts]) is None
+    (line,) = caplog.messages
+    assert line.startswith("the cookie 'session' is present, but its signature does not match: is --secret-env")
+    assert other not in line
 
 
 def test_a_signed_cookie_keeps_to_its_own_greatest_age() -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import homing
+from homing.identity import Named
+from homing.routes import Routes
+from homing.routing.unnamed import UnnamedStarts
+from homing.types import SessionId
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -23,3 +29,43 @@ def test_an_ended_session_is_kept_for_the_close_retry_window() -> None:
     router.lifetimes.ended("ended")
     assert router.lifetimes.sweep() == []
     assert router.lifetimes.holds("ended")
+
+
+def test_without_a_way_to_tell_sessions_it_is_refused() -> None:
+    for given in ({}, {"starts": ["POST /sessions"]}, {"ends": ["POST /close"]}):
+        with pytest.raises(homing.ConfigurationError, match=r"which session a request names: add sessions=\["):
+            homing.sticky(app, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("one", [homing.header("x-session"), "header:x-session"])
+def test_one_source_or_route_needs_no_list_around_it(one: Any) -> None:
+    router = homing.sticky(app, sessions=one, learn="body:id@/make", starts="POST /make", ends="POST /close")
+    assert repr(router.identity) == "<SourcesIdentity header:x-session>"
+    scope = {"type": "http", "method": "POST", "path": "/make", "headers": [(b"x-session", b"one")]}
+    assert router.identity.from_head(scope) == Named(SessionId("one"), start=True)
+
+
+@pytest.mark.parametrize("source", [homing.path("/s/{session}"), homing.query("sid")])
+def test_sources_that_learn_nothing_are_warned_of_unless_something_says_where_sessions_begin(
+    caplog: pytest.LogCaptureFixture, source: Any
+) -> None:
+    said: dict[str, Any]
+    for said in ({"learn": "body:id@/s"}, {"starts": "POST /s"}, {"preset": "mcp"}, {"unowned": "adopt"}):
+        homing.sticky(app, sessions=source, **said)
+    homing.sticky(app, sessions=[source, homing.header("x-session")])
+    assert caplog.messages == []
+    homing.sticky(app, sessions=source)
+    (line,) = caplog.messages
+    assert line.startswith(f"{source.spec} is in requests only, and nothing says where sessions begin")
+    assert "learn='body:FIELD@/route'" in line
+
+
+def test_a_start_that_names_no_session_is_warned_of_once_for_each_route(caplog: pytest.LogCaptureFixture) -> None:
+    unnamed = UnnamedStarts(Routes.parse(("POST /sessions", "/rooms/{room}/sessions")))
+    for path in ("/sessions", "/rooms/1/sessions", "/rooms/2/sessions", "/sessions"):
+        unnamed({"type": "http", "method": "POST", "path": path}, 201)
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "POST /sessions answered 201, but its reply names no session: add --learn body:FIELD@/sessions",
+        "/rooms/{room}/sessions answered 201, but its reply names no session: "
+        "add --learn body:FIELD@/rooms/{room}/sessions",
+    ]

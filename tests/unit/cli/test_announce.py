@@ -1,0 +1,61 @@
+"""What `homing run` says at start: the summary, and a warning for what has no effect or would surprise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homing.cli.announce import announce
+from homing.routing.options import RoutingOptions
+from homing.runtime.config import RunConfig
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Any:
+    def of(*, workers: int = 4, **options: Any) -> tuple[str, list[str]]:
+        caplog.clear()
+        caplog.set_level("INFO", logger="homing")
+        config = RunConfig("a:b", routing=RoutingOptions(workers=workers, **options), workers=workers, log_config=None)
+        announce(config, None)
+        first, *warnings = caplog.records
+        assert {record.levelname for record in warnings} <= {"WARNING"}
+        return first.getMessage().partition(": ")[2], [record.getMessage() for record in warnings]
+
+    return of
+
+
+PATH = ("path:/sessions/{session}",)
+
+
+def test_the_summary_says_where_sessions_begin_and_end_and_what_becomes_of_unowned_ones(said: Any) -> None:
+    summary, warnings = said(
+        sessions=PATH, learn=("body:id@/sessions",), starts=("POST /sessions",), ends=("DELETE /sessions/{id}",)
+    )
+    assert summary == (
+        "4 workers, sessions named by path:/sessions/{session}, learned from body:id@/sessions, "
+        "started by POST /sessions, ended by DELETE /sessions/{id}, unowned: refuse"
+    )
+    assert warnings == []
+    assert (
+        said(sessions=("cookie:a", "header:b"))[0] == "4 workers, sessions named by cookie:a, header:b, unowned: adopt"
+    )
+    assert said(preset="mcp", workers=1)[0] == "1 worker, sessions named by preset mcp"
+
+
+def test_a_path_or_query_alone_is_warned_of_with_what_to_add(said: Any) -> None:
+    for source in (PATH, ("query:sid",)):
+        (line,) = said(sessions=source)[1]
+        assert line.startswith(f"{source[0]} is in requests only, and nothing says where sessions begin")
+        assert "--learn body:FIELD@/route and --start 'METHOD /route'" in line
+    assert said(sessions=PATH, workers=1)[1] == []
+    assert said(sessions=PATH, unowned="adopt")[1] == []
+
+
+def test_what_has_no_effect_is_warned_of(said: Any) -> None:
+    assert said(sessions=("cookie:a",), scatter=True, workers=1)[1] == [
+        "--scatter has no effect with one worker: use --workers 2 or more"
+    ]
+    (line,) = said(sessions=("cookie:a",), secret="s")[1]
+    assert line.startswith("--secret-env has no effect")
+    assert said(sessions=("signed-cookie:session:sid",), secret="s")[1] == []
