@@ -157,7 +157,12 @@ class SignedCookieReader:
             if key == b"cookie" and name in each:
                 if header is not None:
                     value = cookie_value(self._name, headers)
-                    return None if value is None else self.session_id(value)
+                    if value is None:
+                        return None
+                    if (session := cookie_session(value, self._signer, max_age_seconds=self._max_age_seconds)) is None:
+                        self._rejected(value)
+                        return None
+                    return self._text(session)
                 header = each
         if header is None:
             return None
@@ -180,6 +185,13 @@ class SignedCookieReader:
         self._remember(header, (*self._good_between(value), session_id))
         return session_id
 
+    def _good_between(self, value: str) -> tuple[float, float]:
+        """From when to when, on the wall clock, a cookie that was just accepted is good: in whole seconds of age."""
+        if self._max_age_seconds is None:
+            return -math.inf, math.inf
+        signed_at = _signed_at(value)
+        return signed_at, signed_at + self._max_age_seconds + 1
+
     def _rejected(self, value: str) -> None:
         """Say once that a request's cookie was signed with another secret: one that is only too old is no news."""
         if self._told:
@@ -193,13 +205,6 @@ class SignedCookieReader:
                 "app's secret?",
                 self._name,
             )
-
-    def _good_between(self, value: str) -> tuple[float, float]:
-        """From when to when, on the wall clock, a cookie that was just accepted is good: in whole seconds of age."""
-        if self._max_age_seconds is None:
-            return -math.inf, math.inf
-        signed_at = _signed_at(value)
-        return signed_at, signed_at + self._max_age_seconds + 1
 
     def _recall(self, header: bytes) -> _Known | None:
         known = self._older.pop(header, None)
