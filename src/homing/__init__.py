@@ -1,7 +1,7 @@
 """Homing: several workers of one stateful server behave like one.
 
 `homing run package.module:app --workers 4` needs no change to the app; `app = homing.sticky(app, …)` is the same in one
-line, under any launcher of ASGI workers.
+line, under `uvicorn --workers`.
 """
 
 from __future__ import annotations
