@@ -1,4 +1,4 @@
-"""The plain dict app on several workers (SCENARIOS.md, 1): start a session, then call it."""
+"""The plain dict app on several workers (tests/scenarios.md, 1): start a session, then call it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Hostile requests on a whole server: RELIABILITY.md section 2, the rows on cookies, IDs, headers and bodies.
+"""Hostile requests on a whole server: cookies, IDs, headers and bodies made to mislead.
 
 Everything goes to both workers of `homing run`, so each input is also seen through a forward. Rows that other tests show:
 

@@ -1,4 +1,4 @@
-"""Page first, then a WebSocket, then an upload (SCENARIOS.md, 5): three ways to name one session, one process."""
+"""Page first, then a WebSocket, then an upload (tests/scenarios.md, 5): three ways to name one session, one process."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""IDs in JSON bodies, queries and paths, as Gradio's queue uses them (SCENARIOS.md, 3)."""
+"""IDs in JSON bodies, queries and paths, as Gradio's queue uses them (tests/scenarios.md, 3)."""
 
 import asyncio
 import json

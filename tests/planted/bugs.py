@@ -37,7 +37,7 @@ class Bug:
 
     Attributes:
         name: What is wrong once it is planted.
-        promise: P1 to P6 of `DESIGN.md`, section 2, or `answers` for its table of answers.
+        promise: P1 to P6 of `docs/design/protocol.md`, or `answers` for its table of answers.
         tests: Node IDs; at least one of them has to fail.
     """
 

@@ -1,4 +1,4 @@
-"""DESIGN.md's table of answers, row by row, on servers of real worker processes.
+"""The table of answers (`docs/design/protocol.md`), row by row, on servers of real worker processes.
 
 Rows that other tests show: 409 and `x-ng-session-owner` are of the kinds that declare them
 (`tests/integration/seeds/test_where_the_id_comes_from.py`, `test_named_workers.py`), and so is a lock deadline, which only

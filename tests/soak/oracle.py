@@ -2,7 +2,7 @@
 
 Plain functions over one `History`. Each violation names the promise: P1 two workers at once, P2 state that is not the
 session's, P4 run twice, or although the reply said that nothing ran, or not though it said so, P5 an answer that is not
-the request's own, *answers* a reply that is not in `DESIGN.md`'s table, or without the cause that its row names.
+the request's own, *answers* a reply that is not in the table of `docs/design/protocol.md`, or without the cause that its row names.
 
 What is unknown stays so: a request whose client was answered 502 or 504, was cut off, or left, may have run once or not.
 `test_oracle.py` feeds each check a planted violation.

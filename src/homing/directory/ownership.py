@@ -1,6 +1,6 @@
 """The ownership protocol of one worker: acquire, serve, release, over whatever keeps the records.
 
-The rules are DESIGN.md's, section 5. What they come to here:
+The rules are those of `docs/design/protocol.md`. What they come to here:
 
 - Only its owner changes a record while the owner lives. A dead worker's record is changed by whoever first found that
   worker dead, then took the lock, and then found the same text in the record.

@@ -193,7 +193,7 @@ class Forwarder:
     async def ask(
         self, owner: WorkerId, kind: str, key: str, asker: WorkerId, *, deadline_seconds: float | None = None
     ) -> Answer:
-        """Ask `owner` to give the session or path `key` to `asker` (`DESIGN.md`, rule 6).
+        """Ask `owner` to give the session or path `key` to `asker` (`docs/design/protocol.md`, rule 6).
 
         Args:
             deadline_seconds: How long to wait for the answer; None waits as long as the connection holds.

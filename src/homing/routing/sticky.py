@@ -44,7 +44,7 @@ def sticky(
     max_body_bytes: int = 2**20,
     owner_timeout_seconds: float = 30.0,
 ) -> SessionRoutingMiddleware:
-    """Route each request of `app` to the worker that holds its session, under any launcher of ASGI workers.
+    """Route each request of `app` to the worker that holds its session, under `homing run` or a plain launcher of ASGI workers.
 
     Args:
         app: Any ASGI app. It is called as before, at the worker that holds the session.

@@ -1,4 +1,4 @@
-"""Who leaves, and who learns of it: clients in each phase of a request (RELIABILITY.md F17), and owners inside a reply."""
+"""Who leaves, and who learns of it: clients in each phase of a request, and owners inside a reply."""
 
 from __future__ import annotations
 

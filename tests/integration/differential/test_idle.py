@@ -1,4 +1,4 @@
-"""SCENARIOS.md 34: a pooled connection between two workers is closed at the wrong moment. No client notices; nothing runs twice.
+"""tests/scenarios.md 34: a pooled connection between two workers is closed at the wrong moment. No client notices; nothing runs twice.
 
 Played at the hop itself, `Forwarder` and `serve_private_socket` over a real Unix socket, with idle times of milliseconds:
 each request waits for about as long as idle connections live, so many of them meet a connection that is just being closed,

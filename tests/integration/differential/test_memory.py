@@ -1,4 +1,4 @@
-"""SCENARIOS.md 33: large bodies and slow peers. A worker that forwards keeps little of what passes through it.
+"""tests/scenarios.md 33: large bodies and slow peers. A worker that forwards keeps little of what passes through it.
 
 Measured on the forwarding worker's own process: `VmHWM` of `/proc/PID/status`, reset before each transfer. The default run
 moves 32 MB (and 8 MB in each of 12 streams at once); the long ones move 1 GB, at what the machine gives where the source

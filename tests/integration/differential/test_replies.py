@@ -1,4 +1,4 @@
-"""SCENARIOS.md part C, replies: frames, headers, bodies that are absent, compressed or long."""
+"""tests/scenarios.md part C, replies: frames, headers, bodies that are absent, compressed or long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCENARIOS.md part C, requests: hop-by-hop headers, Expect, addresses, pipelining, and bodies read for routing."""
+"""tests/scenarios.md part C, requests: hop-by-hop headers, Expect, addresses, pipelining, and bodies read for routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCENARIOS.md part C, WebSockets: subprotocols, codes, reasons, refusals and messages, as with one worker, both ways."""
+"""tests/scenarios.md part C, WebSockets: subprotocols, codes, reasons, refusals and messages, as with one worker, both ways."""
 
 from __future__ import annotations
 
