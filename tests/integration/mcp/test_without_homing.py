@@ -17,8 +17,9 @@ pytestmark = pytest.mark.long
     ],
     ids=["sdk-1", "sdk-2", "handles"],
 )
-def test_most_calls_are_lost_without_homing(app: str, module: str, programs: Path, options: tuple[str, ...]) -> None:
+def test_calls_are_lost_without_homing(app: str, module: str, programs: Path, options: tuple[str, ...]) -> None:
     with served(app, plain=True, programs=programs) as server:
         tally = drive(module, f"{server.url}/mcp", "--clients", "8", *options, programs=programs)
     assert tally["calls"] > 0
-    assert tally["right"] < tally["calls"] / 2
+    # How many depends on which worker each connection happens to wake; that all are right is as good as impossible.
+    assert tally["right"] < tally["calls"]
