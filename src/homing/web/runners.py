@@ -26,6 +26,9 @@ from homing.web.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
+_STOP_SECONDS: Final = 0.2
+"""How long an operation that was told to stop is waited for before the next one is refused."""
+
 
 class OperationGate:
     """Lets so many operations of one worker run at once; the others wait in the order they came.
@@ -88,8 +91,8 @@ class LoopRunner:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         async with self._gate.turn():
-            if self._tasks:
-                # One operation at a time is the backend's right.
+            # One operation at a time is the backend's right; one that was told to stop may need a moment.
+            if not await self._tasks.wait(_STOP_SECONDS):
                 raise CapacityError("an earlier operation of the session has not stopped yet")
             began = loop.time()
             try:

@@ -266,6 +266,19 @@ class Session:
         due = self.retry_at is not None and self.retry_at <= self._around.clock.monotonic()
         return self._tear_down_again() if due else self._teardown
 
+    def given_verdict(self) -> VerifierResult | None:
+        """The verdict, if there is one."""
+        verdict = self.verdict
+        if verdict is None or not verdict.done() or verdict.cancelled() or verdict.exception() is not None:
+            return None
+        return verdict.result()
+
+    def next_try_seconds(self) -> float | None:
+        """Until the teardown is tried again; None: it runs, or waits for something to come."""
+        if self.retry_at is None:
+            return None
+        return round(max(0.0, self.retry_at - self._around.clock.monotonic()), 3)
+
     def pending(self) -> list[str]:
         """What is kept and not released, in words, for `health` and for `stop`."""
         left = [f"{e.kind}: {e.last_error or 'not tried yet'}" for e in self._entries if not e.is_released]

@@ -52,6 +52,12 @@ class Tasks:
             raise RuntimeError(f"{name} was cancelled from inside")
         return task.result()
 
+    async def wait(self, seconds: float) -> bool:
+        """Wait for those that run; whether all of them ended in time."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=seconds)
+        return not self._running
+
     async def aclose(self, seconds: float) -> list[str]:
         """Tell every task to stop, and wait; the names of those that did not stop in time."""
         for task in self._running:
