@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,6 +48,7 @@ class _Record:
     """
 
     token_digest: bytes
+    created_at: float
     payload: bytes | None = None
     closed_at: float | None = None
     seed: asyncio.Task[SeedReply] | None = None
@@ -97,17 +99,11 @@ class SessionControl:
         if record.payload is not None and record.payload != payload:
             raise SessionConflictError("the session was seeded with another payload: use another identity")
         record.payload = payload
-        if record.seed is None or (
-            _failed_for_capacity(record.seed) and await self._manager.can_retry_seed(session_id)
-        ):
-            # Looked at again: another seed may have begun meanwhile.
-            if record.closed_at is None and (record.seed is None or _failed_for_capacity(record.seed)):
-                record.seed = self._tasks.spawn(
-                    self._seed(record, session_id, task), f"seed record {session_tag(session_id)}"
-                )
         seed = record.seed
-        if seed is None:
-            raise SessionConflictError("the session has been closed: seed another one")
+        if seed is None or (_failed_for_capacity(seed) and self._manager.may_be_seeded(session_id)):
+            seed = record.seed = self._tasks.spawn(
+                self._seed(record, session_id, task), f"seed record {session_tag(session_id)}"
+            )
         await asyncio.wait((seed,))
         if record.closed_at is not None:
             raise SessionConflictError("the session was closed while it was being seeded")
@@ -157,7 +153,7 @@ class SessionControl:
         if record is None:
             if len(self._records) >= self._max_records:
                 raise CapacityError("the server keeps as many sessions' records as it may; try again later")
-            record = self._records[session_id] = _Record(digest)
+            record = self._records[session_id] = _Record(digest, self._clock.monotonic())
         elif not hmac.compare_digest(record.token_digest, digest):
             raise AuthenticationError
         return record
@@ -201,15 +197,22 @@ class SessionControl:
             if record.closed_at is not None:
                 if now - record.closed_at >= self._lifetime_seconds:
                     del self._records[session_id]
-            elif (record.seed is None or record.seed.done()) and not self._manager.is_live(session_id):
-                if _failed_for_capacity(record.seed) and record.expiry_tries < _MAX_EXPIRY_TRIES:
-                    record.expiry_tries += 1  # its client may still try again
-                else:
-                    self._fence(record)
+            elif now - record.created_at >= self._lifetime_seconds and self._is_over(session_id, record):
+                await self._expire(session_id, record)
+
+    def _is_over(self, session_id: str, record: _Record) -> bool:
+        return (record.seed is None or record.seed.done()) and not self._manager.is_live(session_id)
+
+    async def _expire(self, session_id: str, record: _Record) -> None:
+        record.expiry_tries += 1
+        released = await self._manager.close_session(session_id)
+        if released or record.expiry_tries >= _MAX_EXPIRY_TRIES:
+            # What could not be released is the manager's to try again.
+            self._records.pop(session_id, None)
 
 
 def _payload(task: Task) -> bytes:
-    return hashlib.sha256(task.model_dump_json().encode()).digest()
+    return hashlib.sha256(json.dumps(task.model_dump(mode="json"), sort_keys=True).encode()).digest()
 
 
 def _failed_for_capacity(seed: asyncio.Task[SeedReply] | None) -> bool:
