@@ -10,19 +10,21 @@ Not here: which worker a request reaches (`homing.routing`), and the MCP endpoin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from itsdangerous import URLSafeSerializer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from homing.errors import ConfigurationError
 from homing.identity import RESOURCES
@@ -58,6 +60,9 @@ from homing.rl.sessions import Session, SessionTable
 from homing.rl.tools import Tool, tools_of
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.types import session_tag
+
+if TYPE_CHECKING:
+    from homing.rl.mcp import McpEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +135,7 @@ class ResourcesServer(RlServer, Generic[StateT]):
         self._seed_data = _data_model(self.seed)
         self._verify: TypeAdapter[Any] = TypeAdapter(_body_model(self.verify))
         self._orphans: list[Session[StateT]] = []
+        self._mcp: McpEndpoint | None = None
 
     # --- what subclasses write ---
 
@@ -179,7 +185,8 @@ class ResourcesServer(RlServer, Generic[StateT]):
     async def serving(self) -> AsyncIterator[None]:
         sweeper = asyncio.create_task(self._sweep_forever(), name="homing resources sweeper")
         try:
-            yield
+            async with contextlib.nullcontext() if self._mcp is None else self._mcp.running():
+                yield
         finally:
             sweeper.cancel()
             await asyncio.wait([sweeper])
@@ -251,6 +258,11 @@ class ResourcesServer(RlServer, Generic[StateT]):
             methods=("GET",),
             summary="Whether a verify can be run again from its request alone",
         )
+        if self.expose_tools_over_mcp:
+            from homing.rl.mcp import McpEndpoint  # the SDK is imported by servers that use it
+
+            self._mcp = McpEndpoint(self.name, self.tools, self.sessions, self.token_serializer(), self.max_body_bytes)
+            app.router.routes.append(Route(MCP_PATH, self._mcp, include_in_schema=False))
         for each in self.tools.values():
             add_json_route(
                 app,
