@@ -26,11 +26,13 @@ test: setup setup-mcp1
 test-long: setup setup-mcp1
 	$(PYTHON) -m pytest --timeout=1200
 
-# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do.
+# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
+# WRITE=1 renews benchmarks/soak/results.md.
 SECONDS := 60
 SEED :=
+WRITE :=
 soak: setup
-	$(PYTHON) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(WRITE),--write)
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .

@@ -189,6 +189,15 @@ def test_workers_are_added_and_taken_away() -> None:
         assert server.workers() == [first]
 
 
+def test_a_rolling_restart_ends_though_its_last_worker_is_taken_away_meanwhile() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGTTOU)
+        gone(server, [first, second], within_seconds=20)
+        server.wait_for("all 1 workers were restarted")
+
+
 def test_a_request_under_way_ends_before_the_server_does() -> None:
     with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
         ready(server, 2)
