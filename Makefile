@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo test test-long soak check format bench clean
+.PHONY: setup setup-mcp1 demo test test-long soak fuzz check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -33,6 +33,11 @@ SEED :=
 WRITE :=
 soak: setup
 	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(WRITE),--write)
+
+# Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
+fuzz:
+	@sh scripts/setup.sh fuzz
+	.venv-fuzz/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .

@@ -3,6 +3,7 @@
 #   setup.sh        .venv with everything that the tests and checks need
 #   setup.sh demo   .venv with what homing itself needs, which is much less
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
+#   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,11 @@ case "${1:-}" in
     mcp1)
         env=.venv-mcp1
         requirements=requirements-mcp1.txt
+        ready=$env/.ready
+        ;;
+    fuzz)
+        env=.venv-fuzz
+        requirements=requirements-fuzz.txt
         ready=$env/.ready
         ;;
 esac

@@ -28,6 +28,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import homing
+from homing.clock import SystemClock
 
 JOURNAL_ENV: Final = "HOMING_SOAK_JOURNAL"
 SESSION_HEADER: Final = b"x-session"
@@ -320,7 +321,12 @@ _wall_clock = time.time
 
 def set_wall_clock(shift_seconds: float) -> None:
     """From now on, and until it is set again, this process takes the wall clock to be so far off."""
-    time.time = lambda: _wall_clock() + shift_seconds
+
+    def shifted() -> float:
+        return _wall_clock() + shift_seconds
+
+    time.time = shifted
+    SystemClock.wall = staticmethod(shifted)
 
 
 def fork(seconds: float) -> None:
