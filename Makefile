@@ -30,9 +30,11 @@ test-long: setup setup-mcp1
 # WRITE=1 renews benchmarks/soak/results.md.
 SECONDS := 60
 SEED :=
+PLAYERS :=
 WRITE :=
 soak: setup
-	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(WRITE),--write)
+	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
 
 # Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
 fuzz:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from benchmarks import machine
 from tests.soak.faults import KINDS, ROWS
-from tests.soak.run import soak
+from tests.soak.run import PLAYERS, soak
 
 HERE: Final = Path(__file__).parent
 MIB: Final = 1 << 20
@@ -64,10 +64,10 @@ def page(result: dict[str, Any]) -> str:
         (
             "# Does a server keep its promises under load and faults, and how quickly is it whole again?",
             "Made by `benchmarks/soak/run.py`, from `report.json`; `question.md` says how. Do not edit.",
-            f"{machine.text(result)} Load average of the machine {load} at the end.",
+            f"{machine.text(result)} {report['players']} clients with a session each. Load average of the machine {load} at the end.",
             f"**{len(broken)} violations** in {report['calls']:,} requests of {report['sessions']:,} sessions, in "
-            f"{report['seconds']:.0f} s, with seed {report['seed']}: {report['calls'] / report['seconds']:.0f} requests and "
-            f"{report['sessions'] / report['seconds']:.1f} sessions a second. {report['injected']:,} faults of the server's, "
+            f"{report['lasted_seconds']:.0f} s, with seed {report['seed']}: {report['calls'] / report['lasted_seconds']:.0f} requests and "
+            f"{report['sessions'] / report['lasted_seconds']:.1f} sessions a second. {report['injected']:,} faults of the server's, "
             f"{report['in_flight']:,} of them with requests under way, and {sum(clients.values()):,} of the clients. "
             + (
                 f"With 95 % confidence fewer than {report['at_most_broken']:.2%} of such faults break something (3/n)."
@@ -126,12 +126,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long load and faults last")
     parser.add_argument("--seed", type=int, default=None, help="what the clients do, and which faults come when")
+    parser.add_argument("--players", type=int, default=PLAYERS, help="how many clients have a session each")
     parser.add_argument("--write", action="store_true", help="write report.json and results.md")
     parser.add_argument("--out", type=Path, default=HERE, help="where they go")
     options = parser.parse_args()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"soak: seed {seed}", file=sys.stderr, flush=True)
-    report = asyncio.run(soak(options.seconds, seed))
+    report = asyncio.run(soak(options.seconds, seed, options.players))
     print(report)
     print("\n".join(report.log), file=sys.stderr)
     if options.write:

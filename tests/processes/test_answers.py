@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from tests.support.raw import CLOSE, Reply, WebSocketWire, WireError, connect
@@ -626,6 +627,39 @@ def test_with_the_mcp_preset_gone_is_404() -> None:
             assert not server.server.log.find(CANARY)
 
     asyncio.run(test())
+
+
+def test_no_id_breaks_or_colours_a_log_line(shared: Shared, killing: Staged) -> None:
+    """Whatever an ID is, a line of homing's own holds its tag only."""
+
+    async def test() -> None:
+        case = killing.script(read_body(), *respond())
+        ids = [
+            "forged%0AINFO:     all is well",
+            "forged%0D%0AERROR:    on fire",
+            "forged%1B%5B31mred",
+            "forged%00end",
+            "forged-" + "x" * 990,
+            "forged-" + "x" * 10_000,
+        ]
+        async with killing.wires() as wires:
+            owner, *others = wires
+            for each in ids:
+                body = json.dumps({"session": unquote(each)}).encode()
+                for pid in (owner, *others):
+                    reply = await call(wires[pid], None, case, method="POST", path="/named", body=body)
+                    assert reply.status == (400 if len(each) > 1024 else 200)
+            await killing.kill(owner)
+            for each in ids:
+                body = json.dumps({"session": unquote(each)}).encode()
+                for pid in others:
+                    reply = await call(wires[pid], None, case, method="POST", path="/named", body=body)
+                    assert reply.status == (400 if len(each) > 1024 else 410)
+        await killing.replaced()
+        assert len(killing.server.log.find("answered 410 session_gone")) >= len(others)
+        assert not killing.server.log.find("forged|all is well|on fire|red$|\\x1b|x{50}")
+
+    shared.run(test())
 
 
 def test_no_log_line_of_any_of_this_holds_a_session_id(shared: Shared, killing: Staged, pausing: Staged) -> None:

@@ -135,12 +135,15 @@ class Injector:
         self.faults: list[Fault] = []
         self.windows: list[Window] = []
 
-    async def run(self, plans: list[Plan]) -> None:
-        """Every fault of the plan, each when its time has come, and two workers are there."""
+    async def run(self, plans: list[Plan], seconds: float) -> None:
+        """The faults of the plan, each when its time has come, and two workers are there; none after so many seconds."""
+        until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 for planned in plans:
                     await asyncio.sleep(planned.after_seconds)
+                    if time.monotonic() > until:
+                        break
                     async with asyncio.timeout(_TWO_WORKERS_SECONDS):
                         while len(able := self._able()) < 2:
                             await asyncio.sleep(WATCH_SECONDS)

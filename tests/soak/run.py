@@ -69,6 +69,9 @@ class Report:
 
     seed: int
     seconds: float
+    players: int = PLAYERS
+    lasted_seconds: float = 0.0
+    """How long the load went on."""
     calls: int = 0
     sessions: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
@@ -108,7 +111,7 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(
             [
-                f"seed {self.seed}, {self.seconds:.0f} s: {self.calls} calls of {self.sessions} sessions; "
+                f"seed {self.seed}, {self.lasted_seconds:.0f} s: {self.calls} calls of {self.sessions} sessions; "
                 f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.0f} ms, max {self.max_ms:.0f} ms",
                 f"statuses {self.statuses}",
                 f"outcomes {self.outcomes}",
@@ -134,9 +137,9 @@ def spread(figures: list[float]) -> str:
     return f"median {statistics.median(figures):g}, max {max(figures):g} of {len(figures)}" if figures else "none"
 
 
-async def soak(seconds: float, seed: int) -> Report:
+async def soak(seconds: float, seed: int, players: int = PLAYERS) -> Report:
     """One soak of so many seconds under load and faults, and then until everything is at rest."""
-    report = Report(seed, seconds, load_average=[round(os.getloadavg()[0], 1)])
+    report = Report(seed, seconds, players, load_average=[round(os.getloadavg()[0], 1)])
     with (
         tempfile.TemporaryDirectory(prefix="homing-soak-") as directory,
         tempfile.TemporaryDirectory(prefix="homing-soak-run-") as mounted,
@@ -202,16 +205,17 @@ async def _soak(report: Report, server: ServerProcess, workers: Workers, journal
     crowd = Crowd(load, CROWD_SESSIONS)
     began = time.monotonic()
     async with asyncio.TaskGroup() as clients:
-        for _ in range(PLAYERS):
+        for _ in range(report.players):
             clients.create_task(play(load, Random(random.getrandbits(64)), idle_seconds=IDLE_SECONDS))
         for _ in range(CROWD):
             clients.create_task(crowd.join(Random(random.getrandbits(64))))
         clients.create_task(_sample(report, server.address, place.path, workers, load))
-        await injector.run(plans)
+        await injector.run(plans, report.seconds - 1.0)
         last_fault = time.monotonic()
         await asyncio.sleep(max(0.0, began + report.seconds - last_fault))
         load.stopping.set()
     ended = time.monotonic()
+    report.lasted_seconds = round(ended - began, 1)
     await _full_service(report, load, workers, journals, last_fault)
     await _at_rest(report, server, place.path, workers, start, ended)
     history = History(load.calls, read_journals(journals), dict(workers.fates), IDLE_SECONDS, injector.windows)
