@@ -24,7 +24,7 @@ def rows(page: Path) -> dict[str, str]:
 
 
 @functools.cache
-def tests_in(path: Path) -> frozenset[str]:
+def names_in(path: Path) -> frozenset[str]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, functions))
@@ -40,7 +40,7 @@ def wrong_with(shown: str) -> list[str]:
         path = ROOT / name
         if not path.is_file():
             wrong.append(f"{name} does not exist")
-        elif not test.startswith("test_") or test not in tests_in(path):
+        elif not test.startswith("test_") or test not in names_in(path):
             wrong.append(f"there is no test {test} in {name}")
     return wrong
 

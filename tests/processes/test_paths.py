@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FEW, MANY = 400, 5_000
+FEW, MANY = 150, 5_000
 
 
 def watched(count: int) -> dict[str, Any]:

@@ -431,7 +431,7 @@ async def _one_of_a_race(client: Client, session: str) -> Call:
 async def _use(client: Client, session: str, idle_seconds: float) -> None:
     """Steps of all kinds; ends when the session is no more, or is closed, or the client walks away."""
     load, random = client.load, client.random
-    for _ in range(random.randint(2, 20)):
+    for _ in range(random.randint(2, 16)):
         if load.stopping.is_set():
             return
         match random.choices(

@@ -381,7 +381,7 @@ def answers_of_the_table(history: History) -> Iterator[Violation]:
                     yield Violation(
                         "answers",
                         f"{name} is gone, though its worker {call.owner} lives and it was in use: sent {call.sent:.3f}, "
-                        f"done {call.done:.3f}",
+                        f"done {call.done:.3f}; {_around(history, call)}",
                     )
             case Outcome.UNKNOWN:
                 if call.status is not None and call.code not in UNKNOWNS.get(call.status, ()):
@@ -389,12 +389,13 @@ def answers_of_the_table(history: History) -> Iterator[Violation]:
                 elif (
                     call.status != 504
                     and not _a_worker_ended(history, call)
-                    and not history.wrong("descriptors", call.sent, call.done)
+                    # A connection is accepted, and closed, before its request is sent.
+                    and not history.wrong("descriptors", call.sent - CAUSE_SECONDS, call.done)
                 ):
                     yield Violation(
                         "answers",
                         f"{name} was cut off ({call.why}), though no worker ended meanwhile: sent {call.sent:.3f}, "
-                        f"done {call.done:.3f}, by worker {call.owner}",
+                        f"done {call.done:.3f}, by worker {call.owner}; {_around(history, call)}",
                     )
             case Outcome.CLOSED:
                 if call.alone and closing.get(call.session, math.inf) > call.done:
@@ -412,6 +413,21 @@ def answers_of_the_table(history: History) -> Iterator[Violation]:
             if fate.pid not in served and history.wrong("room", fate.born - CAUSE_SECONDS, fate.exited):
                 continue
             yield Violation("answers", f"worker {fate.pid} ended, and nobody had ended it: {fate}")
+
+
+AROUND_SECONDS: Final = 10.0
+
+
+def _around(history: History, call: Call) -> str:
+    """What was done to workers, and what was wrong, at about the time of a call."""
+    begin, end = call.sent - AROUND_SECONDS, call.done + AROUND_SECONDS
+    near = [
+        str(fate)
+        for fate in history.fates.values()
+        if any(begin <= at <= end for at in (fate.born, fate.doomed, fate.killed, fate.exited))
+    ]
+    near += [str(window) for window in history.windows if window.meets(begin, end)]
+    return "around it: " + "; ".join(near)
 
 
 def _may_be_unavailable(history: History, call: Call) -> bool:
