@@ -1,7 +1,7 @@
 """What one episode has to close, last opened first.
 
 The invariant: every close that was registered is attempted, in LIFO order, one after the other, before one deadline for
-all of them; a close that succeeded is not repeated; one that fails is logged and does not keep the others from running;
+all of them, each with its share of the time; a close that succeeded is not repeated; one that fails is logged and does not keep the others from running;
 and no cancellation of whoever waits cuts it short.
 
 Not here: what a close does (`episode.py`).
@@ -82,10 +82,13 @@ class CleanUp:
 
     async def _run(self) -> list[str]:
         failed: list[str] = []
-        deadline = asyncio.get_running_loop().time() + self._timeout_seconds
-        for closing in reversed(self._closings):
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_seconds
+        for left in range(len(self._closings), 0, -1):
+            closing = self._closings[left - 1]
             try:
-                async with asyncio.timeout_at(deadline):
+                # Its share of what is left, so that one that hangs does not keep the others from being tried.
+                async with asyncio.timeout((deadline - clock()) / left):
                     await closing()
             except Exception as error:
                 failed.append(closing.name)
