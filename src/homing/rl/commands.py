@@ -10,7 +10,10 @@ from typing import Final
 
 import click
 
-_COMMANDS: Final[dict[str, str]] = {}
+_COMMANDS: Final[dict[str, str]] = {
+    "demo": "homing.rl.demo:demo",
+    "rollouts": "homing.rl.rollout_command:rollouts",
+}
 """Each sub-command, and where its `click.Command` is."""
 
 
