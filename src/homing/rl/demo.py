@@ -25,7 +25,8 @@ import click
 from rich.console import Console
 
 from homing.errors import StartupError
-from homing.rl.demo_servers import URLS, demo_task, demo_task_line
+from homing.rl.demo_servers import URLS
+from homing.rl.demo_task import demo_task, demo_task_line
 from homing.rl.rollout_command import INTERRUPTED_EXIT_CODE, Shown, print_summary, run_until_interrupted
 from homing.rl.rollout_results import ResultsFile
 from homing.rl.rollout_tasks import read_tasks

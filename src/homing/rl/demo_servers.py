@@ -1,112 +1,47 @@
-"""The four servers of `homing rl demo`, and its tasks: add up some numbers with a tool that keeps the sum in memory.
+"""The four servers of `homing rl demo`, as factories for `homing run`. Each imports only what its own server needs.
 
-A session's sum is in the memory of the worker that seeded it, so a call that reached another worker would add to another
-sum, and the verdict would be wrong. What a server has to know of the others comes from the environment.
+What a server has to know of the others, and how it is set, comes from the environment.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import re
-from dataclasses import dataclass, field
-from typing import Any, Final
-
-from fastapi import FastAPI
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Final
 
 from homing.errors import ConfigurationError
-from homing.rl import demo_model
-from homing.rl.environment import EnvironmentServer
-from homing.rl.protocol import TaskId, VerifyRequest
-from homing.rl.resources import ResourcesServer
-from homing.rl.rollout_tasks import task_line
-from homing.rl.tool_agent import ToolCallingAgent
-from homing.rl.tools import tool
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from homing.rl.demo_task import SumServer
+    from homing.rl.environment import EnvironmentServer
+    from homing.rl.tool_agent import ToolCallingAgent
 
 URLS: Final = {name: f"HOMING_RL_DEMO_{name.upper()}_URL" for name in ("model", "resources", "agent")}
 """Which variable names the address of which server."""
 
 SETTINGS: Final = "HOMING_RL_DEMO_"
-_ANSWER: Final = re.compile(r"The total is (-?\d+)\.")
-
-TOOLS: Final[list[dict[str, Any]]] = [
-    {
-        "type": "function",
-        "name": "add",
-        "description": "Add a number to the sum.",
-        "parameters": {
-            "type": "object",
-            "properties": {"number": {"type": "integer"}},
-            "required": ["number"],
-            "additionalProperties": False,
-        },
-        "strict": True,
-    },
-    {
-        "type": "function",
-        "name": "total",
-        "description": "The sum so far.",
-        "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
-        "strict": True,
-    },
-]
 
 
-class SumTask(BaseModel):
-    """A task's fields: the numbers to add up."""
-
-    numbers: list[int]
-
-
-class SumVerify(VerifyRequest):
-    """The same, beside what the agent answered."""
-
-    numbers: list[int]
-
-
-@dataclass
-class Sum:
-    """A session's state: what was added, in order."""
-
-    added: list[int] = field(default_factory=list)
-
-
-class SumServer(ResourcesServer[Sum]):
-    """Adds up. The reward is 1 for an answer that names the sum of exactly the task's numbers."""
-
-    async def seed(self, seed: SumTask) -> Sum:
-        return Sum()
-
-    @tool
-    async def add(self, state: Sum, number: int) -> dict[str, int]:
-        """Add a number to the sum."""
-        state.added.append(number)
-        return {"count": len(state.added)}
-
-    @tool
-    async def total(self, state: Sum) -> dict[str, int]:
-        """The sum so far."""
-        return {"total": sum(state.added)}
-
-    async def verify(self, state: Sum, request: SumVerify) -> float:
-        said = _ANSWER.search(str(request.response.get("output")))
-        right = state.added == request.numbers and said is not None and int(said[1]) == sum(request.numbers)
-        return float(right)
-
-
-def model() -> FastAPI:
+def model() -> Starlette:
     """The model's app."""
+    from homing.rl import demo_model
+
     return demo_model.make_app()
 
 
 def resources() -> SumServer:
     """The resources server."""
+    from homing.rl.demo_task import SumServer
+
     return SumServer(name="demo", close_retry_window_seconds=_window_seconds(), expose_tools_over_mcp=_flag("MCP"))
 
 
 def agent() -> ToolCallingAgent:
     """The agent server."""
+    from homing.rl import demo_model
+    from homing.rl.tool_agent import ToolCallingAgent
+
     return ToolCallingAgent(
         name="demo",
         model_url=_url("model") + "/v1",
@@ -119,6 +54,8 @@ def agent() -> ToolCallingAgent:
 
 def environment() -> EnvironmentServer:
     """The environment server."""
+    from homing.rl.environment import EnvironmentServer
+
     return EnvironmentServer(
         name="demo",
         resources_url=_url("resources"),
@@ -129,24 +66,6 @@ def environment() -> EnvironmentServer:
         default_episode_timeout_seconds=120.0,
         new_connection_per_call=True,
     )
-
-
-def demo_task(number: int, seed: int = 0) -> tuple[str, dict[str, Any], float]:
-    """The ID, the input and the right reward of a task; one in five asks for a wrong answer."""
-    chosen = random.Random(seed * 1_000_003 + number)  # noqa: S311 - any numbers will do
-    numbers = [chosen.randint(1, 99) for _ in range(chosen.randint(1, 4))]
-    wrong = number % 5 == 4
-    asked = f"Add the numbers {', '.join(map(str, numbers))} one by one, and say the total."
-    if wrong:
-        asked += f" {demo_model.OFF_BY_ONE}"
-    params = {"input": [{"role": "user", "content": asked}], "tools": TOOLS}
-    return str(number), {"numbers": numbers, "responses_create_params": params}, float(not wrong)
-
-
-def demo_task_line(number: int) -> str:
-    """The task as a line of a file of tasks."""
-    task_id, task_input, _ = demo_task(number)
-    return task_line(TaskId(taskset="demo", task_id=task_id), task_input)
 
 
 def _url(name: str) -> str:
