@@ -11,8 +11,9 @@ from typing import Final
 import click
 
 _COMMANDS: Final[dict[str, str]] = {
-    "demo": "homing.rl.demo:demo",
-    "rollouts": "homing.rl.rollout_command:rollouts",
+    "demo": "homing.rl.demo.command:demo",
+    "rollouts": "homing.rl.rollouts.command:rollouts",
+    "serve": "homing.rl.serve_command:serve",
 }
 """Each sub-command, and where its `click.Command` is."""
 
