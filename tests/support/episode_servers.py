@@ -11,7 +11,7 @@ from typing import Final
 from tests.support.running import ROOT, Running, running
 
 from homing.errors import DirectoryError
-from homing.rl.demo_servers import SETTINGS, URLS
+from homing.rl.demo.servers import SETTINGS, URLS
 from homing.rundir import SESSION_OWNERS_DIR, RunDirectory
 from homing.types import WorkerId
 
@@ -39,7 +39,7 @@ def episode_servers(
                 more = ("--no-sessions",) if name == "model" and count > 1 else ()
                 servers[name] = stack.enter_context(
                     running(
-                        *(f"homing.rl.demo_servers:{name}", "--factory", "--workers", str(count)),
+                        *(f"homing.rl.demo.servers:{name}", "--factory", "--workers", str(count)),
                         *("--no-access-log", *more, *(options or {}).get(name, ())),
                         cwd=ROOT,
                         env=env,

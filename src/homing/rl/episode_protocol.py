@@ -1,7 +1,7 @@
 """What crosses the wire to agent servers, environment servers, and collectors of rollouts.
 
-Not here: identifiers and the bodies of a resources server (`protocol.py`), and what the servers do (`agent.py`,
-`environment.py`).
+Not here: identifiers and the bodies of a resources server (`protocol.py`), and what the servers do (`agents`,
+`episodes`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The invariant: a call that may have been delivered is never sent again here. Whether the whole episode is tried again is
 its collector's to decide, from `retryable`.
 
-Not here: what is called in which order (`episode.py`), and model endpoints, which the official client calls.
+Not here: what is called in which order (`episodes`), and model endpoints, which the official client calls.
 """
 
 from __future__ import annotations

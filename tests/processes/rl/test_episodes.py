@@ -14,11 +14,11 @@ import pytest
 from tests.support.episode_servers import WINDOW_SECONDS, episode_servers, live_records, url_of
 from tests.support.running import Running
 
-from homing.rl.demo_task import demo_task, demo_task_line
-from homing.rl.rollout_results import ResultsFile, whole_results
-from homing.rl.rollout_summary import Summary
-from homing.rl.rollout_tasks import read_tasks
-from homing.rl.rollouts import Collector, Counts
+from homing.rl.demo.task import demo_task, demo_task_line
+from homing.rl.rollouts.collector import Collector, Counts
+from homing.rl.rollouts.results import ResultsFile, whole_results
+from homing.rl.rollouts.summary import Summary
+from homing.rl.rollouts.tasks import read_tasks
 
 SERVERS = ("model", "resources", "agent", "environment")
 BROKEN = {"session_lost", "connection_error", "server_unavailable"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from homing.errors import ConfigurationError
-from homing.rl.admission import Admission, NotAdmittedError
+from homing.rl.episodes.admission import Admission, NotAdmittedError
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +149,7 @@ async def test_the_queue_is_bounded_in_all_workers_together(stack: AsyncExitStac
 
 HOLDER = """
 import asyncio, sys
-from homing.rl.admission import Admission
+from homing.rl.episodes.admission import Admission
 
 async def main():
     async with Admission(sys.argv[1], slots=1, max_waiting=10) as admission:

@@ -12,7 +12,7 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.hand_clock import HandClock
 
-from homing.rl.agent_records import AgentRecords, RecordState
+from homing.rl.agents.records import AgentRecords, RecordState
 from homing.rl.errors import ConflictError
 
 WINDOW = 10.0

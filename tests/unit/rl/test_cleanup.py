@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homing.rl.cleanup import CleanUp
+from homing.rl.episodes.cleanup import CleanUp
 
 pytestmark = pytest.mark.anyio
 

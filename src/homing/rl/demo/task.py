@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from homing.rl.demo_model import OFF_BY_ONE
+from homing.rl.demo.model import OFF_BY_ONE
 from homing.rl.protocol import TaskId, VerifyRequest
 from homing.rl.resources import ResourcesServer
-from homing.rl.rollout_tasks import task_line
+from homing.rl.rollouts.tasks import task_line
 from homing.rl.tools import tool
 
 _ANSWER: Final = re.compile(r"The total is (-?\d+)\.")

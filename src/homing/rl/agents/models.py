@@ -3,7 +3,7 @@
 A conversation is a list of items as the OpenAI Responses API has them: messages, `function_call` and
 `function_call_output`. Endpoints that know only chat completions get it as messages.
 
-Not here: what is done with the items (`tool_agent.py`).
+Not here: what is done with the items (`tool_calling.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from homing.errors import ConfigurationError
-from homing.rl.agent_errors import AgentRunError
+from homing.rl.agents.errors import AgentRunError
 
 Item: TypeAlias = dict[str, Any]
 ModelApi: TypeAlias = Literal["chat", "responses"]

@@ -3,7 +3,7 @@
 The invariant: what an activation has put out is never lost, however it ends: it answers with it, or, cut off, leaves it
 to the close's receipt.
 
-Not here: what an agent does (`agent.py`), and the model and tools of the ready one (`tool_agent.py`).
+Not here: what an agent does (`server.py`), and the model and tools of the ready one (`tool_calling.py`).
 """
 
 from __future__ import annotations

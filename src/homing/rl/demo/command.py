@@ -3,7 +3,7 @@
 A model (a script), a resources server, an agent and an environment server, each by `homing run` on a port of its own; then
 the collector of `homing rl rollouts`, with a new connection for every call. The measure: verdicts that are right.
 
-Not here: the servers (`demo_servers.py`).
+Not here: the servers (`servers.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import click
 from rich.console import Console
 
 from homing.errors import StartupError
-from homing.rl.demo_servers import URLS
-from homing.rl.demo_task import demo_task, demo_task_line
-from homing.rl.rollout_command import INTERRUPTED_EXIT_CODE, Shown, print_summary, run_until_interrupted
-from homing.rl.rollout_results import ResultsFile
-from homing.rl.rollout_tasks import read_tasks
-from homing.rl.rollouts import Collector
+from homing.rl.demo.servers import URLS
+from homing.rl.demo.task import demo_task, demo_task_line
+from homing.rl.rollouts.collector import Collector
+from homing.rl.rollouts.command import INTERRUPTED_EXIT_CODE, Shown, print_summary, run_until_interrupted
+from homing.rl.rollouts.results import ResultsFile
+from homing.rl.rollouts.tasks import read_tasks
 
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 15.0
@@ -141,7 +141,7 @@ class _Server:
         self._ready = threading.Event()
         self._process = subprocess.Popen(  # noqa: S603 - this very Python, and nothing that a user typed
             [
-                *(sys.executable, "-m", "homing", "run", f"homing.rl.demo_servers:{name}", "--factory"),
+                *(sys.executable, "-m", "homing", "run", f"homing.rl.demo.servers:{name}", "--factory"),
                 *("--workers", str(workers), "--host", "127.0.0.1", "--port", "0"),
                 *("--no-access-log", "--no-use-colors", *options),
             ],

@@ -5,7 +5,7 @@ a fault; what an episode opened is closed before its reply, also if its caller l
 more episodes run than were allowed.
 
 Not here: the order of an episode (`episode.py`), and trying a failed one again, which is its collector's
-(`rollouts.py`).
+(`homing.rl.rollouts`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from starlette.responses import Response
 
 import homing
 from homing.errors import ConfigurationError
-from homing.rl.admission import Admission, NotAdmittedError
 from homing.rl.disconnect import unless_client_leaves
-from homing.rl.episode import Episode, EpisodeFailedError, EpisodeSettings, Stage, ToolTransport
 from homing.rl.episode_protocol import MAX_REASON_CHARACTERS, EpisodeFailure, EpisodeReply, EpisodeRequest
+from homing.rl.episodes.admission import Admission, NotAdmittedError
+from homing.rl.episodes.episode import Episode, EpisodeFailedError, EpisodeSettings, Stage, ToolTransport
 from homing.rl.json_route import add_error_replies, add_json_route, json_response, read_body, validated
 from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware

@@ -13,10 +13,10 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from homing.errors import ConfigurationError
-from homing.rl.activation import Activation, StoppedError
-from homing.rl.agent import AgentServer
-from homing.rl.models import Item, Model, ModelApi, model_for
-from homing.rl.tool_access import Tools, open_tools
+from homing.rl.agents.activation import Activation, StoppedError
+from homing.rl.agents.models import Item, Model, ModelApi, model_for
+from homing.rl.agents.server import AgentServer
+from homing.rl.agents.tool_access import Tools, open_tools
 
 
 class ToolCallingAgent(AgentServer):

@@ -1,6 +1,6 @@
 """`homing rl rollouts`: collect the rollouts of a file of tasks into a file of results.
 
-Not here: collecting (`rollouts.py`).
+Not here: collecting (`collector.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from homing.rl.rollout_results import ResultsFile
-from homing.rl.rollout_summary import Summary, table_of
-from homing.rl.rollout_tasks import read_tasks
-from homing.rl.rollouts import Collector, Counts
+from homing.rl.rollouts.collector import Collector, Counts
+from homing.rl.rollouts.results import ResultsFile
+from homing.rl.rollouts.summary import Summary, table_of
+from homing.rl.rollouts.tasks import read_tasks
 
 INTERRUPTED_EXIT_CODE = 130
 

@@ -3,7 +3,7 @@
 The invariants: the close of the resources session is registered before its seed, and a fault becomes a masked sample,
 never a reward. The call to itself names its own worker, so it stays where the run is.
 
-Not here: episodes of an environment server, which also seed the agent (`episode.py`).
+Not here: episodes of an environment server, which also seed the agent (`episodes`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from homing.rl.cleanup import CleanUp
 from homing.rl.episode_protocol import AgentRunRequest
+from homing.rl.episodes.cleanup import CleanUp
 from homing.rl.outgoing import SESSION_LOST, CallError, Cookies, OutgoingCalls, under_rollout
 from homing.rl.protocol import CLOSE_FOLLOWS, EpisodeId, Verdict
 

@@ -6,7 +6,7 @@
 The invariants: every close is registered before its seed is sent, so whatever a seed did that was cut off is closed too;
 a failure is never a reward; and a verdict, once there, is not lost by a close that fails.
 
-Not here: whether the episode may run now (`admission.py`), and what its caller is told (`environment.py`).
+Not here: whether the episode may run now (`admission.py`), and what its caller is told (`server.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from homing.rl.cleanup import CleanUp
 from homing.rl.episode_protocol import AgentCloseReply, EpisodeRequest, ToolAccess
+from homing.rl.episodes.cleanup import CleanUp
 from homing.rl.outgoing import SESSION_LOST, CallError, Cookies, OutgoingCalls, under_rollout
 from homing.rl.protocol import CLOSE_FOLLOWS, ResourcesSeedReply, Verdict
 

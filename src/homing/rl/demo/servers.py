@@ -13,9 +13,9 @@ from homing.errors import ConfigurationError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from homing.rl.demo_task import SumServer
-    from homing.rl.environment import EnvironmentServer
-    from homing.rl.tool_agent import ToolCallingAgent
+    from homing.rl.agents.tool_calling import ToolCallingAgent
+    from homing.rl.demo.task import SumServer
+    from homing.rl.episodes.server import EnvironmentServer
 
 URLS: Final = {name: f"HOMING_RL_DEMO_{name.upper()}_URL" for name in ("model", "resources", "agent")}
 """Which variable names the address of which server."""
@@ -25,22 +25,22 @@ SETTINGS: Final = "HOMING_RL_DEMO_"
 
 def model() -> Starlette:
     """The model's app."""
-    from homing.rl import demo_model
+    from homing.rl.demo import model as demo_model
 
     return demo_model.make_app()
 
 
 def resources() -> SumServer:
     """The resources server."""
-    from homing.rl.demo_task import SumServer
+    from homing.rl.demo.task import SumServer
 
     return SumServer(name="demo", close_retry_window_seconds=_window_seconds(), expose_tools_over_mcp=_flag("MCP"))
 
 
 def agent() -> ToolCallingAgent:
     """The agent server."""
-    from homing.rl import demo_model
-    from homing.rl.tool_agent import ToolCallingAgent
+    from homing.rl.agents.tool_calling import ToolCallingAgent
+    from homing.rl.demo import model as demo_model
 
     return ToolCallingAgent(
         name="demo",
@@ -54,7 +54,7 @@ def agent() -> ToolCallingAgent:
 
 def environment() -> EnvironmentServer:
     """The environment server."""
-    from homing.rl.environment import EnvironmentServer
+    from homing.rl.episodes.server import EnvironmentServer
 
     return EnvironmentServer(
         name="demo",

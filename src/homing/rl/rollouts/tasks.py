@@ -4,7 +4,7 @@ A line is `{"task_id": …, "task_input": {…}}`: `task_id` is `{"taskset": …
 a task set named as the file is, or left out, which stands for the line's number. A line may name its rollout,
 `"rollout_id"`; else the rollout's ID is made from the task's, so that the same task has the same rollout in every run.
 
-Not here: running them (`rollouts.py`).
+Not here: running them (`collector.py`).
 """
 
 from __future__ import annotations

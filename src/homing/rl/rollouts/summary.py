@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from homing.rl.rollout_results import ResultLine
+from homing.rl.rollouts.results import ResultLine
 
 
 @dataclass(frozen=True, slots=True)

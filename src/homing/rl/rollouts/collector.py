@@ -3,8 +3,8 @@
 The invariants: what is no measurement of the policy is masked and has no reward; it is tried again as the next attempt,
 a bounded number of times, unless another attempt would fail in the same way; and what is done is not done again.
 
-Not here: reading tasks (`rollout_tasks.py`), the file of results (`rollout_results.py`), figures (`rollout_summary.py`),
-and the command line (`rollout_command.py`).
+Not here: reading tasks (`tasks.py`), the file of results (`results.py`), figures (`summary.py`),
+and the command line (`command.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from homing.errors import StartupError
 from homing.rl.episode_protocol import EpisodeReply, EpisodeRequest
 from homing.rl.outgoing import CallError, OutgoingCalls
 from homing.rl.protocol import EpisodeId
-from homing.rl.rollout_results import Progress, ResultLine, ResultsFile
-from homing.rl.rollout_summary import Summary, summarise
-from homing.rl.rollout_tasks import Rollout
+from homing.rl.rollouts.results import Progress, ResultLine, ResultsFile
+from homing.rl.rollouts.summary import Summary, summarise
+from homing.rl.rollouts.tasks import Rollout
 
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LONGEST_BACKOFF_SECONDS: Final = 15.0

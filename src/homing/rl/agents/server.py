@@ -1,9 +1,9 @@
 """A server that runs an agent: sessions bound to an episode, and activations in them.
 
-The invariants: a session's records, and so its ownership, are kept as `agent_records.py` says; at most one activation
+The invariants: a session's records, and so its ownership, are kept as `records.py` says; at most one activation
 runs in a session; and what a worker that stops has open is cleaned up first.
 
-Not here: the ready agent (`tool_agent.py`), and which worker a request reaches (`homing.routing`).
+Not here: the ready agent (`tool_calling.py`), and which worker a request reaches (`homing.routing`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from starlette.responses import Response
 from homing.errors import ReplyError
 from homing.identity import AGENT, SESSION_OWNER_HEADER, SessionKind, cookie_session
 from homing.lifetime.records import OwnershipReleaser
-from homing.rl.activation import Activation, AgentSession
-from homing.rl.agent_errors import AgentCleanUpError, AgentRunError
-from homing.rl.agent_records import AgentRecords
-from homing.rl.agent_run import AgentRun
+from homing.rl.agents.activation import Activation, AgentSession
+from homing.rl.agents.errors import AgentCleanUpError, AgentRunError
+from homing.rl.agents.records import AgentRecords
+from homing.rl.agents.run import AgentRun
 from homing.rl.disconnect import client_left, unless_client_leaves
 from homing.rl.episode_protocol import (
     ACTIVATION_HEADER,

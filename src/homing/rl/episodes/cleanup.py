@@ -1,8 +1,8 @@
 """What one episode has to close, last opened first.
 
 The invariant: every close that was registered is attempted, in LIFO order, one after the other, before one deadline for
-all of them, each with its share of the time; a close that succeeded is not repeated; one that fails is logged and does not keep the others from running;
-and no cancellation of whoever waits cuts it short.
+all of them, each with its share of the time; a close that succeeded is not repeated; one that fails is logged and does
+not keep the others from running; and no cancellation of whoever waits cuts it short.
 
 Not here: what a close does (`episode.py`).
 """

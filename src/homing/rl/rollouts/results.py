@@ -3,7 +3,7 @@
 The invariants: a line is whole or, after a crash, the last and cut, and is then removed; a rollout with a final line is
 done; the attempt of a new episode is higher than that of every line; two collectors never write to one file.
 
-Not here: what an episode comes to (`rollouts.py`), and figures (`rollout_summary.py`).
+Not here: what an episode comes to (`collector.py`), and figures (`summary.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ remembered for the close retry window, so that a late seed is refused and a repe
 | close, other episode | a receipt | 409 | 409 | 409 | 409 | 409 |
 | activation | 409 | run | 409 | 409 | 409 | 409 |
 
-Not here: what a session is and does (`agent.py`), and which worker owns it (`homing.directory`).
+Not here: what a session is and does (`server.py`), and which worker owns it (`homing.directory`).
 """
 
 from __future__ import annotations

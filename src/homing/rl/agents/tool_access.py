@@ -3,7 +3,7 @@
 The invariant: what the model did wrong (an unknown tool, arguments that do not fit) is an answer to the model; what went
 wrong elsewhere (a session that is lost, a server that does not answer) ends the run, and is no measurement of it.
 
-Not here: the loop (`tool_agent.py`).
+Not here: the loop (`tool_calling.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from homing.rl.agent_errors import AgentRunError
+from homing.rl.agents.errors import AgentRunError
 from homing.rl.episode_protocol import ToolAccess
 from homing.rl.outgoing import CONNECT_SECONDS, SESSION_LOST, CallError, Cookies, OutgoingCalls
 
