@@ -34,6 +34,7 @@ class AgentSession:
         activation: The one that runs now.
         resources_cookies: As the last direct tool call left them, by the name of the tool access.
         partial_response: What an activation had that was cut off.
+        set_up_began: There may be something to clean up. The server's.
     """
 
     def __init__(self, seed: AgentSeedRequest) -> None:
@@ -43,6 +44,7 @@ class AgentSession:
         self.activation: Activation | None = None
         self.resources_cookies = {access.name: Cookies(dict(access.cookies)) for access in seed.tool_accesses}
         self.partial_response: dict[str, Any] | None = None
+        self.set_up_began = False
 
     def __repr__(self) -> str:
         return f"<AgentSession of {self.seed.episode_id.capture_key}: {len(self.responses)} responses>"

@@ -116,4 +116,4 @@ def _episode(capture_key: str | None) -> EpisodeId:
             return EpisodeId.from_capture_key(capture_key)
         except ValidationError:
             logger.warning("the run's path names no rollout ID that can be used; it gets one of its own")
-    return EpisodeId(rollout_id=f"run-{secrets.token_hex(8)}")
+    return EpisodeId(rollout_id=f"run-x{secrets.token_hex(8)}")

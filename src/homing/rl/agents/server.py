@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from homing.errors import ReplyError
-from homing.identity import AGENT, SESSION_OWNER_HEADER, SessionKind, cookie_session
+from homing.identity import AGENT, SessionKind, cookie_session
 from homing.lifetime.records import OwnershipReleaser
 from homing.rl.agents.activation import Activation, AgentSession
 from homing.rl.agents.errors import AgentCleanUpError, AgentRunError
@@ -75,6 +75,10 @@ class AgentServer(RlServer):
         call_timeout_seconds: For each call to another server, activations excepted.
         new_connection_per_call: Keep no connections to other servers open.
         settings: As for every RL server: `name`, `secret`, `close_retry_window_seconds`, `max_body_bytes`, `clock`.
+
+    Attributes:
+        runs: How many `/run`s this worker is serving.
+        calls: For calls to other servers.
     """
 
     kind: ClassVar[SessionKind] = AGENT
@@ -96,6 +100,7 @@ class AgentServer(RlServer):
         self.resources_url = resources_url
         self.own_url = own_url
         self.call_timeout_seconds = call_timeout_seconds
+        self.runs = 0
         self.calls = OutgoingCalls(new_connection_per_call=new_connection_per_call)
         self._owners: OwnershipReleaser | None = None
         self._activations: set[Activation] = set()
@@ -315,13 +320,14 @@ class AgentServer(RlServer):
     async def _set_up(self, session: AgentSession) -> None:
         # Not before the record: a seed that was refused is remembered too.
         self._check_grants(session.seed)
+        session.set_up_began = True
         await self.set_up(session)
 
     async def _clean_up(self, session: AgentSession) -> AgentCloseReply:
         if session.activation is not None:
             await self._cut_off(session.activation)
         try:
-            observations = await self.clean_up(session)
+            observations = await self.clean_up(session) if session.set_up_began else None
         except ReplyError:
             raise
         except Exception as error:
@@ -444,17 +450,21 @@ class AgentServer(RlServer):
         body: AgentRunRequest = validated(_RUN, raw)
         if self.resources_url is None:
             raise NotFoundError("This agent runs no tasks of its own: it was given no resources_url.")
-        headers = {} if self.worker_id is None else {SESSION_OWNER_HEADER: self.worker_id}
         run = AgentRun(
             self.calls,
             resources_url=self.resources_url,
             own_url=self.own_url or _accepted_at(request),
-            own_headers=headers,
+            # The call to itself stays here: what a run keeps in memory is this worker's.
+            own_headers=self.owner_headers(),
             capture_key=current_rollout(),
             taskset=self.name,
             call_timeout_seconds=self.call_timeout_seconds,
         )
-        return json_response(await unless_client_leaves(request, run.drive(body)))
+        self.runs += 1
+        try:
+            return json_response(await unless_client_leaves(request, run.drive(body)))
+        finally:
+            self.runs -= 1
 
 
 def _activation_index(request: Request, following: int) -> int:
