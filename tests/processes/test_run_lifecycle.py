@@ -66,8 +66,14 @@ def test_workers_may_open_as_many_files_as_the_system_allows(three: Running) -> 
     assert soft == hard
 
 
-def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts(three: Running) -> None:
-    assert get(three.port, "/surroundings") == {"socket_dir": None}
+def test_neither_run_directory_nor_secret_is_in_the_environment_of_what_the_app_starts(three: Running) -> None:
+    assert get(three.port, "/surroundings") == {}
+
+
+def test_nor_with_one_worker() -> None:
+    with running(APP, *SESSIONS, cwd=ROOT) as server:
+        server.wait_for("Application startup complete")
+        assert get(server.port, "/surroundings") == {}
 
 
 def test_the_clients_address_is_taken_from_a_trusted_proxy_served_here_or_forwarded(three: Running) -> None:
