@@ -78,7 +78,9 @@ def _own_options() -> list[click.Parameter]:
             multiple=True,
             help="A route that ends the session it names, such as 'DELETE /sessions/{id}'; without METHOD as above.",
         ),
-        _OwnOption(["--preset"], metavar="NAME", help="A protocol's bundle of all that: mcp."),
+        _OwnOption(
+            ["--preset"], metavar="NAME", help="A protocol's bundle of all that: engineio (Socket.IO), gradio or mcp."
+        ),
         _OwnOption(
             ["--idle", "idle_seconds"],
             metavar="SECONDS",
@@ -186,6 +188,7 @@ def _run(**given: Any) -> None:
     \b
     homing run shop:app --workers 4 --session cookie:cart
     homing run server:mcp --workers 4 --preset mcp
+    homing run chat:app --workers 4 --preset engineio
 
     SPEC, a place where a session is named, is one of
 
