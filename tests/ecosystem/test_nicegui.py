@@ -59,7 +59,7 @@ async def _click(url: str, transports: list[str]) -> str:
     }
     shown: asyncio.Queue[str] = asyncio.Queue()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
-        client = socketio.AsyncClient(http_session=http, reconnection=False)
+        client = socketio.AsyncClient(http_session=http, reconnection=False, request_timeout=30)
 
         @client.on("update")
         async def update(message: object) -> None:
@@ -72,6 +72,7 @@ async def _click(url: str, transports: list[str]) -> str:
                 headers={"cookie": page.cookie},
                 transports=transports,
                 socketio_path="/_nicegui_ws/socket.io",
+                wait_timeout=30,
             )
             for click in range(1, CLICKS + 1):
                 await client.emit(

@@ -54,7 +54,7 @@ class Chat:
 
     async def run(self) -> "Chat":
         async with new_connections() as http:
-            client = socketio.AsyncClient(http_session=http, reconnection=False)
+            client = socketio.AsyncClient(http_session=http, reconnection=False, request_timeout=30)
             all_heard = asyncio.Event()
 
             @client.on("heard")
@@ -64,7 +64,7 @@ class Chat:
                     all_heard.set()
 
             async with asyncio.timeout(60):
-                await client.connect(self.server.url, headers=self.headers, transports=self.transports)
+                await client.connect(self.server.url, headers=self.headers, transports=self.transports, wait_timeout=30)
                 self.sid = client.get_sid()
                 for number in range(self.events):
                     answer = await client.call("say", f"word {number}", timeout=30)
@@ -188,7 +188,7 @@ async def _lose_a_worker(server: Served) -> None:
     lost, again = asyncio.Event(), asyncio.Event()
     async with new_connections() as http, asyncio.timeout(60):
         client = socketio.AsyncClient(http_session=http, reconnection_delay=0.05, reconnection_delay_max=0.2)
-        await client.connect(server.url, transports=["polling"])
+        await client.connect(server.url, transports=["polling"], wait_timeout=30)
         pid = (await client.call("say", "one", timeout=30))["pid"]
         by_hand = Polling(server.url)
         await by_hand.open()
