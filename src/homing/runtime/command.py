@@ -103,7 +103,9 @@ def own_options() -> list[OwnOption]:
             multiple=True,
             help="A route that ends the session it names, such as 'DELETE /sessions/{id}'; without METHOD as above.",
         ),
-        OwnOption(["--preset"], metavar="NAME", help="A protocol's bundle of all that: mcp."),
+        OwnOption(
+            ["--preset"], metavar="NAME", help="A protocol's bundle of all that: engineio (Socket.IO), gradio or mcp."
+        ),
         OwnOption(
             ["--idle", "idle_seconds"],
             metavar="SECONDS",
