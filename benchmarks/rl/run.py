@@ -79,7 +79,7 @@ def serving(words: tuple[str, ...], workers: int, **environment: str) -> Iterato
             while True:
                 log.seek(0)
                 text = log.read()
-                if text.count("Application startup complete") == workers:
+                if ("Uvicorn running on" if workers == 1 else f"all {workers} workers are ready") in text:
                     break
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"{' '.join(words)} did not start:\n{text[-2000:]}")

@@ -38,7 +38,7 @@ from homing.rl.sessions import Session
 from homing.rl.spaces import decode_member
 from homing.routing import SESSION_ID_SCOPE_KEY
 
-DEFAULT_THREADS: Final = 8
+DEFAULT_THREADS: Final = 4
 DEFAULT_IDLE_SECONDS: Final = 86_400.0
 MAX_BATCH_ITEMS: Final = 4096
 GYMNASIUM_MAX_BODY_BYTES: Final = 16 * DEFAULT_MAX_BODY_BYTES

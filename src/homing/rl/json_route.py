@@ -231,10 +231,21 @@ def validated(adapter: TypeAdapter[Any], raw: bytes) -> Any:
     Raises:
         InvalidRequestError: it is no JSON, or not of that type; the message names the field.
     """
+    refuse_odd_numbers(raw)
     try:
         return adapter.validate_json(raw or b"{}")
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def refuse_odd_numbers(raw: bytes) -> None:
+    """Refuse NaN and infinities, which are no JSON (RFC 8259, 6), wherever they are: parsers let them through.
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    if b"NaN" in raw or b"Infinity" in raw:  # or a string that says so
+        json_object(raw)
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
