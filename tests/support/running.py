@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-START_SECONDS: Final = 45.0
+START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 40.0
 HOMING: Final = (sys.executable, "-m", "homing")
 

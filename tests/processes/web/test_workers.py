@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -139,10 +138,9 @@ def test_sessions_of_a_killed_worker_are_gone_their_browsers_end_and_the_others_
         writer.close()
 
 
-@pytest.mark.parametrize("secret", [None, "a secret that survives the restart"])
-def test_after_the_whole_server_was_killed_old_cookies_are_gone_and_its_browsers_are_ended(
-    secret: str | None, tmp_path: Path
-) -> None:
+def test_after_the_whole_server_was_killed_old_cookies_are_gone_and_its_browsers_are_ended() -> None:
+    # The worst case: the cookies are still good. One that this server did not sign is gone in any case.
+    secret = "a secret that survives the restart"
     with running(*APP, "--workers", "2", cwd=ROOT, env={SERVER_SECRET_ENV: secret}) as first:
         first.wait_for("Application startup complete", 2)
         clients = seeded(first, 4)
