@@ -26,8 +26,12 @@ _DENIAL: Final = "websocket.http.response"
 Reply = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
 """A whole reply: status, header list (lowercase names), body."""
 
-GoneReply = Callable[[Scope], Reply]
-"""The shape a protocol gives its own *gone* answer, such as MCP's JSON-RPC error."""
+GoneReply = Callable[[Scope], Reply | None]
+"""The shape a protocol gives its own *gone* answer, such as MCP's JSON-RPC error; None: the request is not its own."""
+
+
+ErrorReply = Callable[[ReplyError], Reply]
+"""The shape that a server gives every error of the router, instead of homing's own."""
 
 
 def error_reply(error: ReplyError, *, gone_status: int | None = None) -> Reply:
@@ -43,14 +47,23 @@ def error_reply(error: ReplyError, *, gone_status: int | None = None) -> Reply:
 
 
 async def answer(
-    error: ReplyError, scope: Scope, send: Send, *, gone_status: int | None = None, gone_reply: GoneReply | None = None
+    error: ReplyError,
+    scope: Scope,
+    send: Send,
+    *,
+    gone_status: int | None = None,
+    gone_reply: GoneReply | None = None,
+    shape: ErrorReply | None = None,
 ) -> None:
     """Answer a request with an error, before anything else was sent for it.
 
     A WebSocket gets the same status as a denial response, or a plain 403 where the server has none.
     """
-    if gone_reply is not None and isinstance(error, SessionGoneError):
-        status, headers, body = gone_reply(scope)
+    of_protocol = gone_reply(scope) if gone_reply is not None and isinstance(error, SessionGoneError) else None
+    if of_protocol is not None:
+        status, headers, body = of_protocol
+    elif shape is not None:
+        status, headers, body = shape(error)
     else:
         status, headers, body = error_reply(error, gone_status=gone_status)
     logger.info("answered %s %s: %s", status, error.code, error)

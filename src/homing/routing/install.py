@@ -12,6 +12,7 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
+from homing.routing.answers import ErrorReply
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.route import Policy
 from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
@@ -51,6 +52,7 @@ def install_session_routing(
     scatter: bool = False,
     graceful_seconds: float | None = None,
     lifespan_required: bool = False,
+    error_reply: ErrorReply | None = None,
 ) -> WorkerId | None:
     """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
 
@@ -63,11 +65,13 @@ def install_session_routing(
         socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers, or what makes or finds
             it as the worker starts. None: one worker; it only checks and sets the session ID of seeds and closes, and owns
             nothing.
-        mcp_token_header, mcp_token_serializer: Where MCP tool calls carry a token that names their session.
+        mcp_token_header: Where MCP tool calls carry a token that names their session.
+        mcp_token_serializer: What signed that token.
         agent_sessions: For an agent server, whose own records decide how long it owns its sessions.
         close_retry_window_seconds: For a resources server: how long the owner of a session that is not open is kept
             after its last request. Default 300.
-        session_starts, session_ends: Routes that start or end a session, beside the kind's seed and close.
+        session_starts: Routes that start a session, beside the kind's seed.
+        session_ends: Routes that end one, beside its close.
         close_follows_header: The request header by which an end route's caller says that a close follows.
         backlog: Connections that may wait at the private socket.
         mcp_path: Where the token alone names the session.
@@ -80,6 +84,7 @@ def install_session_routing(
         max_sessions: A start beyond so many sessions of this worker is answered 503.
         scatter: Test mode: every request first lands on a wrong worker.
         graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
+        error_reply: The shape of the router's own errors, where the server has one of its own.
         lifespan_required: The app is one that has a lifespan, so a failed one is no sign of having none.
 
     Returns:
@@ -154,6 +159,7 @@ def install_session_routing(
             scatter=scatter,
             graceful_seconds=graceful_seconds,
             lifespan_required=lifespan_required,
+            error_reply=error_reply,
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,
         leave_dir=leave_dir,
