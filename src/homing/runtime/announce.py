@@ -29,7 +29,7 @@ def announce(config: RunConfig, run_dir: str | None) -> None:
         )
     if config.handoff and not config.moves_connections:
         logger.info(
-            "connections stay where they were accepted, and requests are forwarded: only --http httptools moves them"
+            "connections stay where they were accepted, and requests are forwarded: only --http httptools of a uvicorn that homing was tested with moves them"
         )
     if config.routing is not None:
         for line in _doubts(config.routing):

@@ -26,6 +26,7 @@ from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
+from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
 
@@ -53,7 +54,7 @@ class RunConfig(Config):
     @property
     def moves_connections(self) -> bool:
         """Whether connections can move under the HTTP protocol that was chosen."""
-        return self.http == _PROTOCOL
+        return self.http == _PROTOCOL and connections_can_move()
 
     @property
     def asgi_version(self) -> Literal["2.0", "3.0"]:

@@ -172,20 +172,21 @@ class Handoffs:
                 descriptors += array.array("i", content[:whole])
             elif sys.platform == "linux" and kind == socket.SCM_CREDENTIALS:
                 user = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[1]
-        connections = [socket.socket(fileno=each) for each in descriptors]
-        stranger = user != os.geteuid()
-        well_formed = len(data) == len(_WORD) + 1 and data.startswith(_WORD) and len(connections) == 1
-        if stranger or not well_formed or flags & socket.MSG_CTRUNC or not _is_tcp(connections[0]):
-            for connection in connections:
-                connection.close()
-            if stranger:
+        well_formed = len(data) == len(_WORD) + 1 and data.startswith(_WORD) and not flags & socket.MSG_CTRUNC
+        connection = None
+        if user == os.geteuid() and well_formed and len(descriptors) == 1:
+            connection = _connection(descriptors.pop())
+        for each in descriptors:
+            os.close(each)
+        if connection is None:
+            if user != os.geteuid():
                 self.counters.strangers += 1
                 logger.error("closed a connection that another user sent to this worker")
             else:
                 self.counters.lost += 1
                 logger.warning("lost a connection on its way from another worker: it came without its descriptor")
             return
-        task = self._loop.create_task(self._serve(connections[0], data[-1]))
+        task = self._loop.create_task(self._serve(connection, data[-1]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -209,5 +210,14 @@ def _datagram_socket() -> socket.socket:
     return made
 
 
-def _is_tcp(connection: socket.socket) -> bool:
-    return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+def _connection(descriptor: int) -> socket.socket | None:
+    """The TCP connection that a descriptor is; closed, and None, if it is something else."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        return None
+    if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+        return found
+    found.close()
+    return None
