@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak docs check format bench clean
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak fuzz docs check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -45,11 +45,20 @@ test-ecosystem: setup setup-ecosystem
 docs: setup-docs
 	.venv-docs/bin/mkdocs build --strict --site-dir build/site
 
-# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do.
+# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
+# WRITE=1 renews benchmarks/soak/results.md.
 SECONDS := 60
 SEED :=
+PLAYERS :=
+WRITE :=
 soak: setup
-	$(PYTHON) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
+
+# Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
+fuzz:
+	@sh scripts/setup.sh fuzz
+	.venv-fuzz/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .
