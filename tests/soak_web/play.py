@@ -135,8 +135,11 @@ class Player:
         except httpx.TransportError:
             reply = Reply(TRANSPORT, {})
         else:
-            found = json.loads(answer.content)
-            reply = Reply("ok" if answer.status_code == 200 else found["error_kind"], found)
+            try:
+                found = json.loads(answer.content)
+                reply = Reply("ok" if answer.status_code == 200 else found["error_kind"], found)
+            except (ValueError, KeyError):
+                reply = Reply(f"status {answer.status_code} with {answer.content[:200]!r}", {})
         self._oracle.returned(call, time.monotonic() - began, limit_seconds, reply.outcome)
         return reply
 

@@ -10,7 +10,7 @@ Not here: browser sessions over their own HTTP surface (`homing.web.server`).
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -76,7 +76,7 @@ class BrowserState:
 
 
 class AnsweredRequest(VerifyRequest):
-    """A verify may say what the policy answered at the end."""
+    """A verify may say what the policy answered at the end; else it is the last text of its response."""
 
     final_answer: str | None = None
 
@@ -172,7 +172,7 @@ class WebResources(ResourcesServer[BrowserState]):
 
     async def verify(self, state: BrowserState, request: AnsweredRequest) -> Verdict:
         try:
-            verdict = await self.manager.evaluate(state.session_id, request.final_answer)
+            verdict = await self.manager.evaluate(state.session_id, request.final_answer or answer_in(request.response))
         except WebError as error:
             return Verdict(
                 reward=0.0, mask_sample=True, failure_kind=failure_kind(error.error_kind), failure_reason=error.shown
@@ -194,6 +194,21 @@ def seen_of(observation: Observation) -> Seen:
         error=observation.last_action_error,
         dialog=None if dialog is None else f"{dialog.kind}: {dialog.message}",
     )
+
+
+def answer_in(response: Mapping[str, Any]) -> str | None:
+    """The text of the last message in a response of OpenAI's responses API; None if there is none."""
+    output = response.get("output")
+    for item in reversed(output if isinstance(output, list) else []):
+        if isinstance(item, dict) and item.get("type") == "message":
+            parts = item.get("content")
+            texts = [
+                part["text"]
+                for part in (parts if isinstance(parts, list) else [])
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+            ]
+            return "".join(texts) or None
+    return None
 
 
 def failure_kind(kind: str) -> str:
