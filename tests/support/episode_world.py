@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,11 +18,14 @@ from homing.types import ASGIApp, Receive, Scope, Send
 
 
 class Task(BaseModel):
-    """What the resources server is to do: reject the seed, fail, mask, or fail to let go so often."""
+    """What the resources server is to do: reject the seed, fail, mask (for so many attempts), or fail to let go so often."""
 
     reject: bool = False
     broken_verify: bool = False
     mask: bool = False
+    mask_first: int = 0
+    key: str = ""
+    reward: float = 1.0
     stays: int = 0
 
 
@@ -30,7 +34,11 @@ class TaskVerify(Task, VerifyRequest):
 
 
 class Judge(ResourcesServer[Task]):
-    """The reward is 1 for any answer; what goes wrong, the task says."""
+    """The reward is the task's for any answer, and so is what goes wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.verified: Counter[str] = Counter()
 
     async def seed(self, seed: Task) -> Task:
         if seed.reject:
@@ -45,9 +53,11 @@ class Judge(ResourcesServer[Task]):
     async def verify(self, state: Task, request: TaskVerify) -> float | Verdict:
         if state.broken_verify:
             raise RuntimeError("the test wants this verifier to fail")
-        if state.mask:
+        if state.key:
+            self.verified[state.key] += 1
+        if state.mask or 0 < state.mask_first >= self.verified[state.key]:
             return Verdict(reward=0.0, mask_sample=True, failure_kind="judge_unreachable")
-        return 1.0
+        return state.reward
 
     async def release(self, state: Task) -> None:
         if state.stays:

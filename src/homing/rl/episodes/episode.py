@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 from dataclasses import dataclass
@@ -252,11 +253,12 @@ class Episode:
                 stage="agent",
                 terminal=True,
             )
-        if not isinstance(observation, str):
+        if observation is None:
             return params
+        text = observation if isinstance(observation, str) else json.dumps(observation)
         asked = params.get("input")
         before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}] if asked else []
-        return {**params, "input": [*before, {"role": "user", "content": observation}]}
+        return {**params, "input": [*before, {"role": "user", "content": text}]}
 
     def _response(self, document: Any) -> dict[str, Any]:
         if not isinstance(document, dict):
