@@ -143,7 +143,8 @@ async def episode_world(*, agent: ASGIApp | None = None, **settings: Any) -> Asy
     world = EpisodeWorld()
     async with AsyncExitStack() as stack:
         urls = {}
-        for name, app in {"resources": world.resources, "agent": agent or world.agent}.items():
+        apps: dict[str, ASGIApp] = {"resources": world.resources, "agent": agent or world.agent}
+        for name, app in apps.items():
             host, port = await stack.enter_async_context(serving(app, lifespan="on"))
             urls[f"{name}_url"] = f"http://{host}:{port}"
         world.environment = EnvironmentServer(**{**urls, **settings})

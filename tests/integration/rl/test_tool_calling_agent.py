@@ -141,15 +141,8 @@ async def test_what_the_model_does_wrong_is_an_answer_to_the_model() -> None:
     assert reply["result"]["response"]["usage"]["total_tokens"] == 4 * 7
     # The conversation as the endpoint got it: calls of one turn are one message, and each has its answer.
     last = chat.asked[-1]["messages"]
-    assert [message["role"] for message in last] == [
-        "user",
-        "assistant",
-        *["tool"] * 4,
-        "assistant",
-        *["tool"] * 2,
-        "assistant",
-        "tool",
-    ]
+    roles = ["user", "user", "assistant", *["tool"] * 4, "assistant", *["tool"] * 2, "assistant", "tool"]
+    assert [message["role"] for message in last] == roles
     assert [call["id"] for call in last[2]["tool_calls"]] == [message["tool_call_id"] for message in last[3:7]]
 
 
