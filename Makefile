@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo test test-long soak check format bench clean
+.PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -17,6 +17,11 @@ setup-mcp1:
 demo:
 	@sh scripts/setup.sh demo
 	@.venv/bin/homing demo
+
+# Episodes through four servers of four workers each.
+demo-rl:
+	@sh scripts/setup.sh demo-rl
+	@.venv/bin/homing rl demo
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
