@@ -4,6 +4,9 @@
 #   setup.sh demo   .venv with what homing itself needs, which is much less
 #   setup.sh demo-rl   the same, and what the RL servers need
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
+#   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
+#   setup.sh ecosystem  .venv-ecosystem with Gradio and NiceGUI, which bring a great deal
+#   setup.sh docs   .venv-docs with what makes the site of the docs
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,9 +24,9 @@ case "${1:-}" in
         ready=$env/.ready-demo-rl
         homing='.[rl]'
         ;;
-    mcp1)
-        env=.venv-mcp1
-        requirements=requirements-mcp1.txt
+    mcp1 | ecosystem | docs | fuzz)
+        env=.venv-$1
+        requirements=requirements-$1.txt
         ready=$env/.ready
         ;;
 esac
