@@ -32,13 +32,10 @@ from homing.rl.json_route import add_error_replies, add_json_route, json_respons
 from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions
-from homing.rundir import leave_run_directory, siblings_directory
+from homing.rundir import EPISODES_DIR, leave_run_directory, siblings_directory
 from homing.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
-
-ADMISSION_DIRECTORY: Final = "episodes"
-"""Where in the run directory the workers keep who runs and who waits."""
 
 _EPISODE: Final = TypeAdapter(EpisodeRequest)
 
@@ -179,7 +176,7 @@ class EnvironmentServer:
                     stack.callback(leave_run_directory, directory)
                 self._admission = await stack.enter_async_context(
                     Admission(
-                        os.path.join(directory, ADMISSION_DIRECTORY),
+                        os.path.join(directory, EPISODES_DIR),
                         slots=self.max_concurrent_episodes,
                         max_waiting=self.max_queued_episodes,
                     )
