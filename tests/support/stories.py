@@ -31,6 +31,7 @@ from tests.support.running import ROOT, Running, running
 _FENCE: Final = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 _PORT: Final = re.compile(r"\b(127\.0\.0\.1|localhost):(\d+)\b")
 _DEFAULT_PORT: Final = "8000"
+START_SECONDS: Final = 240.0
 COMMAND_SECONDS: Final = 110.0
 
 
@@ -127,7 +128,7 @@ class Story:
         else:
             self._beside.append(started)
         workers = int(rest[rest.index("--workers") + 1]) if "--workers" in rest else 1
-        server.wait_for(r"Application startup complete", count=workers)
+        server.wait_for(r"Application startup complete", count=workers, timeout_seconds=START_SECONDS)
         self._ports[port or _DEFAULT_PORT] = server.port
 
     def _stop(self) -> None:
