@@ -23,9 +23,11 @@ from homing.rundir.names import (
     MAX_SOCKET_PATH_BYTES,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
+    SITES_DIR,
     boot_id,
     is_worker_id,
     new_worker_id,
+    worker_handoff_path,
     worker_socket_path,
 )
 from homing.rundir.places import (
@@ -41,6 +43,7 @@ __all__ = [
     "MAX_SOCKET_PATH_BYTES",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
+    "SITES_DIR",
     "Life",
     "RunDirectory",
     "boot_id",
@@ -54,5 +57,6 @@ __all__ = [
     "remove_run_directory",
     "run_in_forked_child",
     "siblings_directory",
+    "worker_handoff_path",
     "worker_socket_path",
 ]
