@@ -338,6 +338,21 @@ def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
     assert caller.post("/step", {"action": 0}).code == "session_lost"
 
 
+def test_a_limit_of_sessions_counts_the_open_ones() -> None:
+    options = ("tests.support.rl_envs:Count-v0", "--max-sessions-per-worker", "2")
+    with served(*options, workers=2) as server:
+        opened: list[Caller] = []
+        while (answer := (caller := Caller(url(server))).post("/reset")).status == 200:
+            opened.append(caller)
+            assert len(opened) <= 4
+        assert (answer.status, answer.code) == (503, "session_limit")
+        assert len(opened) >= 2
+        for caller in opened:
+            assert caller.post("/close_session").status == 200
+        assert Caller(url(server)).post("/reset").status == 200
+        server.stop()
+
+
 def test_open_environments_are_closed_as_the_server_stops() -> None:
     with served("tests.support.rl_envs:Count-v0", workers=1) as server:
         Caller(url(server)).post("/reset")
