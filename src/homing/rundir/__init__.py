@@ -20,6 +20,7 @@ Not here: what an owner record says (`homing.directory`), what a private socket 
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
@@ -27,6 +28,7 @@ from homing.rundir.names import (
     boot_id,
     is_worker_id,
     new_worker_id,
+    worker_handoff_path,
     worker_socket_path,
 )
 from homing.rundir.places import (
@@ -39,6 +41,7 @@ from homing.rundir.places import (
 )
 
 __all__ = [
+    "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
@@ -56,5 +59,6 @@ __all__ = [
     "remove_run_directory",
     "run_in_forked_child",
     "siblings_directory",
+    "worker_handoff_path",
     "worker_socket_path",
 ]
