@@ -51,6 +51,7 @@ class SessionRoutingMiddleware:
         socket_dir: Makes or finds the run directory, once the worker starts; None: one worker, nothing is routed, and
             only identity is checked (400, 409).
         leave_dir: Called with the run directory's path once the worker has closed.
+        app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         on_open: Called with the worker once it has opened, before it serves.
     """
 
@@ -66,6 +67,7 @@ class SessionRoutingMiddleware:
         *,
         socket_dir: Callable[[], str] | None,
         leave_dir: Callable[[str], None] | None = None,
+        app_name: str | None = None,
         entry: ASGIApp | None = None,
         drop: Callable[[str], None] | None = None,
         on_open: Callable[[Worker], None] | None = None,
@@ -77,6 +79,7 @@ class SessionRoutingMiddleware:
         self.worker: Worker | None = None
         self._socket_dir = socket_dir
         self._leave_dir = leave_dir
+        self._app_name = app_name
         self._entry = entry
         self._drop = drop
         self._on_open = on_open
@@ -102,6 +105,7 @@ class SessionRoutingMiddleware:
             self.lifetimes,
             owner_timeout_seconds=self.policy.owner_timeout_seconds,
             graceful_seconds=self.policy.graceful_seconds,
+            app=self._app_name,
             drop=self._drop,
         )
         await worker.open(

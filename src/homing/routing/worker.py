@@ -32,7 +32,7 @@ from homing.lifetime.base import SessionLifetimes
 from homing.routing.path_keys import PathKeys
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
-from homing.types import PATH, ASGIApp, WorkerId
+from homing.types import PATH, SESSION, ASGIApp, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,9 @@ def worker_id() -> WorkerId:
 class Worker:
     """One worker of a server that has several. Owns everything it opens; `aclose` is safe to call twice.
 
+    Args:
+        app: Tells the apps apart that share a run directory; None: its sessions are those of the directory.
+
     Attributes:
         id: New at every start of a process.
         owners, path_keys: Which worker owns each session and path key.
@@ -80,6 +83,7 @@ class Worker:
         *,
         owner_timeout_seconds: float,
         graceful_seconds: float | None,
+        app: str | None = None,
         drop: Callable[[str], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -94,12 +98,19 @@ class Worker:
         self._receiver: Receiver | None = None
         with ExitStack() as opening:
             self.run_directory = opening.enter_context(RunDirectory.open(socket_dir))
+            self.run_directory.tidy()
+            apart = "" if app is None else self.run_directory.tell_apart(app)
             # Before the first record and before the private socket: a worker without a life is dead.
             opening.callback(self.run_directory.hold_life(identifier).close)
             self.owners = SessionOwners(
-                socket_dir, identifier, lifetimes.holds, drop=drop, run_directory=self.run_directory
+                socket_dir,
+                identifier,
+                lifetimes.holds,
+                kind=SESSION + apart,
+                drop=drop,
+                run_directory=self.run_directory,
             )
-            self.path_keys = PathKeys(self.run_directory, identifier)
+            self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
             self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
@@ -213,7 +224,7 @@ class Worker:
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
-        owners = self.path_keys.owners if kind == PATH else self.owners
+        owners = self.path_keys.owners if kind == self.path_keys.owners.kind else self.owners
         given = await owners.give(key, WorkerId(asker), timeout_seconds=self._owner_timeout_seconds, hung_up=hung_up)
         return _ANSWERS[given]
 

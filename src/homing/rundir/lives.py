@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable
+from typing import Final
 
 from homing.errors import DirectoryError, RunDirectoryError
+from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory, check_status
 from homing.rundir.forks import run_in_forked_child
+from homing.rundir.leftovers import FIRST_APP
 from homing.rundir.names import is_worker_id
-from homing.rundir.places import DIRECTORY_FLAGS, check_run_directory, check_status
 from homing.types import WorkerId
 
 _LIFE_NAME = re.compile(r"([0-9a-f]{32})\.life")
+_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|stopping|drained)")
+
+SHARE_SECONDS: Final = 0.5
+_SHARE_POLL_SECONDS: Final = 0.005
+
+DEAD_LIVES_KEPT: Final = 256
+"""How many dead workers' life files stay: they tell which died first. The ones that go count as dead all the same."""
 
 
 class Life:
@@ -69,7 +80,7 @@ class RunDirectory:
             raise RunDirectoryError(f"the run directory {path} cannot be opened: {error.strerror}") from error
         try:
             check_status(path, os.fstat(fd))
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _share(fd)
             _check_same(path, fd)
         except OSError as error:
             os.close(fd)
@@ -163,6 +174,39 @@ class RunDirectory:
         found = [WorkerId(match[1]) for match in map(_LIFE_NAME.fullmatch, self.names()) if match]
         return [worker_id for worker_id in found if not self.is_dead(worker_id)]
 
+    def tidy(self) -> None:
+        """Remove the files of dead workers, their newest life files excepted: a missing one says *dead* as well.
+
+        Raises:
+            DirectoryError: the directory cannot be read, or a worker's life not be told.
+        """
+        files: dict[WorkerId, list[str]] = {}
+        for name in self.names():
+            if (match := _FILE_NAME.fullmatch(name)) is not None:
+                files.setdefault(WorkerId(match[1]), []).append(name)
+        # A worker's first file is its life file, which is locked before it has this name; so none of these is starting.
+        dead = sorted((each for each in files if self.is_dead(each)), key=self.lived_since, reverse=True)
+        for place, worker_id in enumerate(dead):
+            for name in files[worker_id]:
+                if place >= DEAD_LIVES_KEPT or not name.endswith(".life"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=self.fd)
+
+    def tell_apart(self, app: str) -> str:
+        """What to add to the kinds of an app's keys, so that several apps in one directory never share a session.
+
+        Empty for the app that was here first, and for all workers of that app; else the same as `app`.
+
+        Raises:
+            DirectoryError: it cannot be told.
+        """
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.symlink(app, FIRST_APP, dir_fd=self.fd)
+            return "" if os.readlink(FIRST_APP, dir_fd=self.fd) == app else app
+        except OSError as error:
+            raise DirectoryError(f"the apps in {self.path} cannot be told apart: {error.strerror}") from error
+
     def lived_since(self, worker_id: WorkerId) -> float:
         """When a worker started, by the file system's clock, to compare workers with; 0 if its life file is missing."""
         try:
@@ -232,6 +276,20 @@ def _state(state: str) -> str:
     if state not in {"stopping", "drained"}:
         raise ValueError(f'a mark is "stopping" or "drained", not {state!r}')
     return state
+
+
+def _share(fd: int) -> None:
+    """Lock the directory, waiting for one that just sees whether it is in use, or empties it of what is left there."""
+    deadline = time.monotonic() + SHARE_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_SHARE_POLL_SECONDS)  # as a worker starts, before it serves anything
+        else:
+            return
 
 
 def _check_same(path: str, fd: int) -> None:
