@@ -104,10 +104,9 @@ def _sockets_of_server() -> tuple[int, ...] | None:
 
 
 def _is_gunicorn_worker() -> bool:
-    # Set by the arbiter as it starts, and inherited by its workers, which it forks; the module alone proves nothing, since
-    # an app may import a worker class.
-    arbiter = getattr(sys.modules.get("gunicorn.arbiter"), "Arbiter", None)
-    return bool(getattr(arbiter, "START_CTX", None))
+    # The module alone proves nothing, since an app may import a worker class; the variable alone neither, since whatever a
+    # worker starts inherits it. The arbiter sets it, in the process that it forks its workers from.
+    return "gunicorn.arbiter" in sys.modules and os.environ.get("SERVER_SOFTWARE", "").startswith("gunicorn/")
 
 
 def _is_spawned(process: object) -> bool:
