@@ -46,7 +46,11 @@ OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 """Called with kind, key, the asking worker's ID, and an event that is set when it hangs up."""
 
 _MINE_WITHIN_SECONDS: Final = 0.02
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
+"""Of `accept`: what passes by itself, or with the connection that it is about."""
+
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 5.0
 _LAST_ANSWERS_SECONDS: Final = 1.0
 
 
@@ -227,18 +231,24 @@ class Receiver:
     # --- connections ---
 
     async def _accept(self) -> None:
+        pause_seconds = 0.0
         while True:
             try:
                 accepted, _ = await self.loop.sock_accept(self.listener)
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
-                    raise
-                # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
-                # less use than the one that waits.
-                logger.warning("cannot take a connection from another worker now: %s", error.strerror)
-                self._drop_idle(used_before=float("inf"), keep_fresh=True)
-                await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
+                # Whoever connects waits in the backlog meanwhile, or is told that it is full. Giving up would make this
+                # worker silent while it counts as alive, so whatever it is, the next try follows.
+                if error.errno in _PASSING:
+                    pause_seconds = _NO_DESCRIPTOR_PAUSE_SECONDS
+                    logger.warning("cannot take a connection from another worker now: %s", error.strerror)
+                    # Idle connections are of less use than the one that waits.
+                    self._drop_idle(used_before=float("inf"), keep_fresh=True)
+                else:
+                    pause_seconds = min(max(pause_seconds * 2, _NO_DESCRIPTOR_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+                    logger.exception("cannot take connections from other workers; next try in %.2f s", pause_seconds)
+                await asyncio.sleep(pause_seconds)
                 continue
+            pause_seconds = 0.0
             if peer_uid(accepted) != os.geteuid():
                 self.counters.strangers += 1
                 logger.error("closed a connection to the private socket: it came from another user")

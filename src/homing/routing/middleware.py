@@ -227,10 +227,10 @@ class SessionRoutingMiddleware:
         try:
             await self.app(scope, receive, watch.send)
             failed = False
-        except Exception:
-            if request.unrecorded is None:
-                # A handler that raises after its whole reply has done what it said.
-                failed = not watch.complete
+        except BaseException as error:
+            # A handler that raises after its whole reply has done what it said, whatever it raises (SystemExit too).
+            failed = request.unrecorded is not None or not watch.complete
+            if request.unrecorded is None or not isinstance(error, Exception):
                 raise
         finally:
             if scope.get(ENDED_SCOPE_KEY):

@@ -262,12 +262,17 @@ def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
         before = previous[number]
         if callable(before):
             before(number, frame)
-        elif before == signal.SIG_DFL:
+        else:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     for number in stops:
-        previous[number] = signal.getsignal(number)
+        before = signal.getsignal(number)
+        # One that is ignored (hypercorn's workers ignore SIGINT) stops nobody; one whose handler is not Python's (None)
+        # could be neither called nor put back.
+        if before is None or before == signal.SIG_IGN:
+            continue
+        previous[number] = before
         signal.signal(number, handle)
     try:
         yield

@@ -34,6 +34,7 @@ class RunConfig(Config):
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
+        app_routes_itself: The app, once loaded, has homing's router in it already, so `routing` has no effect.
     """
 
     def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
@@ -41,6 +42,7 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
+        self.app_routes_itself = False
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
@@ -96,6 +98,7 @@ class RunConfig(Config):
         return self._route(loaded)
 
     def _route(self, loaded: LoadedApp) -> Any:
+        self.app_routes_itself = loaded.routed
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
             # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
             os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir

@@ -38,7 +38,9 @@ _ORPHAN_GRACE_SECONDS: Final = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The app was loaded and can be routed; its start-up follows."""
+    """The app was loaded and can be routed; its start-up follows. `routes_itself`: it had homing's router in it."""
+
+    routes_itself: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class HomingServer(Server):
         super().run(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        self._tell(Loaded())
+        self._tell(Loaded(self.config.app_routes_itself))
         try:
             await super().startup(sockets=sockets)
         except OSError as error:

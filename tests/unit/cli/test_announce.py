@@ -13,11 +13,11 @@ from homing.runtime.config import RunConfig
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Any:
-    def of(*, workers: int = 4, **options: Any) -> tuple[str, list[str]]:
+    def of(*, workers: int = 4, routes_itself: bool = False, **options: Any) -> tuple[str, list[str]]:
         caplog.clear()
         caplog.set_level("INFO", logger="homing")
         config = RunConfig("a:b", routing=RoutingOptions(workers=workers, **options), workers=workers, log_config=None)
-        announce(config, None)
+        announce(config, None, app_routes_itself=routes_itself)
         first, *warnings = caplog.records
         assert {record.levelname for record in warnings} <= {"WARNING"}
         return first.getMessage().partition(": ")[2], [record.getMessage() for record in warnings]
@@ -59,3 +59,11 @@ def test_what_has_no_effect_is_warned_of(said: Any) -> None:
     (line,) = said(sessions=("cookie:a",), secret="s")[1]
     assert line.startswith("--secret-env has no effect")
     assert said(sessions=("signed-cookie:session:sid",), secret="s")[1] == []
+
+
+def test_options_about_sessions_are_said_to_have_no_effect_on_an_app_that_routes_itself(said: Any) -> None:
+    summary, (line,) = said(sessions=PATH, gone_status=404, idle_seconds=60, routes_itself=True)
+    assert summary == "4 workers, sessions as the app itself declares them"
+    assert line.startswith("--session, --idle, --gone have no effect: the app routes itself")
+    assert said(scatter=True, routes_itself=True)[1][0].startswith("--scatter has no effect")
+    assert said(routes_itself=True) == (summary, [])
