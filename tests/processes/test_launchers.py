@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tests.support.launchers import (
     GUNICORN,
+    HYPERCORN,
     LAUNCHERS,
     Launcher,
     gunicorn_with,
@@ -26,7 +27,7 @@ from tests.support.launchers import (
     worker_ids,
 )
 from tests.support.raw import WebSocketWire, Wire, request
-from tests.support.servers import ServerProcess
+from tests.support.servers import ServerProcess, run_process
 from tests.support.watching import until_there
 from tests.support.workers import connections
 
@@ -178,6 +179,16 @@ async def stops_in_order(server: Server) -> None:
     assert worker_ids(server.directory) == set(), server.process.log
 
 
+def test_an_event_loop_that_is_not_asyncios_is_refused_with_a_line() -> None:
+    async def test() -> None:
+        argv = [*HYPERCORN.command[:1], "-k", "trio", "-b", "127.0.0.1:0", APP]
+        async with run_process(argv, env={"HOMING_SESSION_SOCKET_DIR": None}) as process:
+            await process.log.until("homing: an asyncio event loop is needed, and this server runs the app on another")
+            await process.wait()
+
+    asyncio.run(test())
+
+
 # --- workers that come and go ---
 
 RESPAWNS = {"gunicorn": (), "granian": ("--respawn-failed-workers",)}
@@ -215,6 +226,12 @@ def test_after_a_reload_the_new_workers_meet_and_the_sessions_of_the_old_are_gon
         async with served(LAUNCHERS[launcher], *OPTIONS.get(launcher, ())) as server:
             sessions = await server.meet()
             directory = server.directory
+            if launcher == "hypercorn":
+                # Its workers ignore Ctrl-C, which is its own to act on: none of them counts as stopping.
+                for pid in sessions:
+                    os.kill(pid, signal.SIGINT)
+                await server.meet()
+                assert not list(directory.glob("*.stopping"))
             server.process.signal(signal.SIGHUP)
             await server.until_started(WORKERS)
             for pid in sessions:
