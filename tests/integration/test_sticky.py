@@ -179,11 +179,13 @@ def test_a_server_of_one_process_leaves_no_run_directory_behind(workers: int) ->
             asyncio.run(test(base))
 
 
-def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> None:
-    async def test() -> None:
+@pytest.mark.parametrize("where", ["siblings", "explicit"])
+def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart(where: str) -> None:
+    async def test(directory: str) -> None:
         argv = uvicorn_run("tests.support.two_apps:app", "--workers", "2", "--no-access-log")
+        env = {"HOMING_SESSION_SOCKET_DIR": directory if where == "explicit" else None}
         async with (
-            serve_workers(argv, workers=2, env={"HOMING_SESSION_SOCKET_DIR": None}) as server,
+            serve_workers(argv, workers=2, env=env) as server,
             connections(server.address, 2) as wires,
         ):
             for name in ("one", "two"):
@@ -195,7 +197,46 @@ def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> No
                     pids.add(pid)
                 assert len(pids) == 1
 
-    asyncio.run(test())
+    with tempfile.TemporaryDirectory(prefix="homing-apps-") as directory:
+        asyncio.run(test(directory))
+
+
+def test_two_servers_in_one_explicit_directory_whose_apps_tell_sessions_differently_keep_them_apart(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        by_header = homing.sticky(ending_app(None), sessions=[homing.header("x-session")])
+        by_query = homing.sticky(ending_app(None), sessions=[homing.query("session")])
+        async with serving(by_header) as one, serving(by_query) as two, connect(one) as first, connect(two) as second:
+            await call(first, "shared")
+            assert (await call(second, path="/?session=shared")).status == 200
+            assert len(by_header.lifetimes) == len(by_query.lifetimes) == 1
+
+    (tmp_path / "run").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOMING_SESSION_SOCKET_DIR", str(tmp_path / "run"))
+        asyncio.run(test())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_explicit_directory_that_another_server_used_begins_anew(workers: int) -> None:
+    """Else its sessions would be gone for a client that begins them again, and files would pile up."""
+
+    async def test(directory: str) -> list[str]:
+        argv = uvicorn_run("tests.support.two_apps:app", "--no-access-log")
+        argv += ["--workers", str(workers)] if workers > 1 else []
+        async with (
+            serve_workers(argv, workers=workers, env={"HOMING_SESSION_SOCKET_DIR": directory}) as server,
+            connections(server.address, workers) as wires,
+        ):
+            for number, wire in enumerate([*wires.values()] * 2):
+                await wire.send(request("GET", "/one/", [("x-session", f"session {number}")]))
+                assert (await wire.reply()).status == 200
+        return os.listdir(directory)
+
+    with tempfile.TemporaryDirectory(prefix="homing-again-") as directory:
+        left = [asyncio.run(test(directory)) for _ in range(2)]
+        assert len(left[0]) == len(left[1])
 
 
 def test_outside_a_server_there_is_no_worker_id_and_no_request() -> None:

@@ -99,9 +99,9 @@ class Worker:
         with ExitStack() as opening:
             self.run_directory = opening.enter_context(RunDirectory.open(socket_dir))
             self.run_directory.tidy()
-            apart = "" if app is None else self.run_directory.tell_apart(app)
+            self._app = apart = "" if app is None else self.run_directory.tell_apart(app)
             # Before the first record and before the private socket: a worker without a life is dead.
-            opening.callback(self.run_directory.hold_life(identifier).close)
+            opening.callback(self.run_directory.hold_life(identifier, apart).close)
             self.owners = SessionOwners(
                 socket_dir,
                 identifier,
@@ -206,7 +206,8 @@ class Worker:
     def _others_still_drain(self) -> bool:
         try:
             draining = self.run_directory.marks("stopping") - self.run_directory.marks("drained") - {self.id}
-            return any(not self.run_directory.is_dead(each) for each in draining)
+            # A worker of another app forwards nothing here, and one of this very process may drain only after this one.
+            return any(self._serves_same(each) and not self.run_directory.is_dead(each) for each in draining)
         except HomingError as error:
             logger.warning("not waiting for the other workers: %s", error)
             return False
@@ -221,7 +222,11 @@ class Worker:
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
         others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
+        others = [each for each in others if self._serves_same(each)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
+
+    def _serves_same(self, worker_id: WorkerId) -> bool:
+        return self.run_directory.app_of(worker_id) == self._app
 
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
         owners = self.path_keys.owners if kind == self.path_keys.owners.kind else self.owners

@@ -20,6 +20,8 @@ from homing.types import WorkerId
 _LIFE_NAME = re.compile(r"([0-9a-f]{32})\.life")
 _FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|stopping|drained)")
 
+_MAX_APP_BYTES: Final = 256
+
 SHARE_SECONDS: Final = 0.5
 _SHARE_POLL_SECONDS: Final = 0.005
 
@@ -104,8 +106,8 @@ class RunDirectory:
         except OSError:
             return False
 
-    def hold_life(self, worker_id: WorkerId) -> Life:
-        """Become alive as `worker_id`; do this before the private socket opens.
+    def hold_life(self, worker_id: WorkerId, app: str = "") -> Life:
+        """Become alive as `worker_id`, a worker of `app` (`tell_apart`); do this before the private socket opens.
 
         Raises:
             RunDirectoryError: the file cannot be made, or a worker of this ID lives or has lived.
@@ -121,6 +123,7 @@ class RunDirectory:
             # Locked under a name that nobody tests, then linked: the life file of a live worker never exists unlocked.
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(fd, app.encode())
                 os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
             finally:
                 os.unlink(prepared, dir_fd=self.fd)
@@ -169,8 +172,23 @@ class RunDirectory:
             os.close(fd)
         return True
 
+    def app_of(self, worker_id: WorkerId) -> str | None:
+        """The app that a worker serves, as it gave it to `hold_life`; None if it cannot be told, as of one long dead."""
+        try:
+            fd = os.open(
+                f"{worker_id}.life", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.fd
+            )
+        except OSError:
+            return None
+        try:
+            return os.read(fd, _MAX_APP_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
     def live_workers(self) -> list[WorkerId]:
-        """Every worker of this directory that is alive now, this one included."""
+        """Every worker of this directory that is alive now, this one included, whatever app it serves."""
         found = [WorkerId(match[1]) for match in map(_LIFE_NAME.fullmatch, self.names()) if match]
         return [worker_id for worker_id in found if not self.is_dead(worker_id)]
 
