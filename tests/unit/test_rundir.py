@@ -38,6 +38,7 @@ from homing.rundir import (
 from homing.rundir.leftovers import begin_in
 from homing.rundir.lives import DEAD_LIVES_KEPT
 from homing.rundir.siblings import GRANIAN_WORKER
+from homing.types import WorkerId
 
 
 @pytest.fixture
@@ -417,8 +418,13 @@ def test_the_files_of_dead_workers_go_and_their_newest_lives_stay(path: str, run
 def test_apps_in_one_directory_are_told_apart_and_workers_of_one_are_not(path: str, run: RunDirectory) -> None:
     with RunDirectory.open(path) as other:
         assert run.tell_apart("one") == other.tell_apart("one") == ""
-        assert run.tell_apart("two") == other.tell_apart("two") == "two"
-        assert other.tell_apart("three") == "three"
+        second = run.tell_apart("two" * 1000)
+        assert second == other.tell_apart("two" * 1000) != ""
+        assert other.tell_apart("three") not in ("", second)
+        for number, app in enumerate(("", second)):
+            run.hold_life(WorkerId(f"{number:032}"), app)
+            assert other.app_of(WorkerId(f"{number:032}")) == app
+        assert other.app_of(new_worker_id()) is None
 
 
 # --- the directory, held open ---

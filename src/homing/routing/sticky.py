@@ -141,7 +141,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
     )
     # Two routed apps of one module may be set up alike, and are two all the same: siblings make them in the same order.
     # Where the directory is given, its giver says that there is one.
-    app_name = f" {options.app}"
+    app_name = options.app
     if options.socket_dir is None:
         number = _alike[app_name]
         _alike[app_name] += 1

@@ -33,7 +33,7 @@ from homing.rundir.names import (
     worker_socket_path,
 )
 from homing.rundir.places import create_session_socket_dir, remove_run_directory
-from homing.rundir.siblings import leave_run_directory, siblings_directory
+from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
     "MAX_SOCKET_PATH_BYTES",
@@ -49,6 +49,7 @@ __all__ = [
     "empty",
     "is_worker_id",
     "leave_run_directory",
+    "made_by_launcher",
     "new_worker_id",
     "remove_run_directory",
     "run_in_forked_child",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -213,15 +214,16 @@ class RunDirectory:
     def tell_apart(self, app: str) -> str:
         """What to add to the kinds of an app's keys, so that several apps in one directory never share a session.
 
-        Empty for the app that was here first, and for all workers of that app; else the same as `app`.
+        Empty for the app that was here first, and for all workers of that app; else a short text that is `app`'s alone.
 
         Raises:
             DirectoryError: it cannot be told.
         """
         try:
+            name = hashlib.sha256(app.encode()).hexdigest()[:24]
             with contextlib.suppress(FileExistsError):
-                os.symlink(app, FIRST_APP, dir_fd=self.fd)
-            return "" if os.readlink(FIRST_APP, dir_fd=self.fd) == app else app
+                os.symlink(name, FIRST_APP, dir_fd=self.fd)
+            return "" if os.readlink(FIRST_APP, dir_fd=self.fd) == name else f" {name}"
         except OSError as error:
             raise DirectoryError(f"the apps in {self.path} cannot be told apart: {error.strerror}") from error
 

@@ -48,6 +48,12 @@ def siblings_directory(settings: str) -> str:
         return path
     sockets = _sockets_of_server()
     if sockets is None:
+        if _is_made_by_python():
+            logger.warning(
+                "this process was made by another Python process and is taken for a server of its own; if it is one of "
+                "several workers of one server, name a directory for all of them with %s",
+                SESSION_SOCKET_DIR_ENV,
+            )
         return create_session_socket_dir()
     parent = os.getppid()
     facts = (os.getuid(), boot_id(), _pid_namespace(), parent, _started(_parent_in_proc()), sys.argv, sockets, settings)
@@ -57,6 +63,11 @@ def siblings_directory(settings: str) -> str:
         with contextlib.suppress(OSError):
             return made(os.path.join(base, name))
     raise no_base()
+
+
+def made_by_launcher() -> bool:
+    """Whether this process may have siblings: a launcher has made it to be one of the workers of a server."""
+    return _sockets_of_server() is not None
 
 
 def leave_run_directory(path: str) -> None:
@@ -80,27 +91,24 @@ def _sockets_of_server() -> tuple[int, ...] | None:
 
     Empty where the launcher's process is known to be one server's alone.
     """
-    sockets: tuple[int, ...]
     process = multiprocessing.current_process()
+    if not _is_made_by_python():
+        return None
     if multiprocessing.parent_process() is None:
         if _is_gunicorn_worker():
             # The sockets would mislead: a later worker inherits the control socket, an earlier one does not.
             return ()
-        if not _forked():
-            return None
     elif process.name == GRANIAN_WORKER:
         return ()  # its workers bind sockets of their own, to one port
-    # A child that `multiprocessing` forked has whatever its parent listens at: nothing tells what it was made to serve.
-    forked = multiprocessing.parent_process() is not None and not _is_spawned(process)
-    sockets = () if forked else _inherited_sockets()
-    if sockets:
-        return sockets
-    logger.warning(
-        "this process was made by another Python process and is taken for a server of its own; if it is one of several "
-        "workers of one server, name a directory for all of them with %s",
-        SESSION_SOCKET_DIR_ENV,
-    )
-    return None
+    elif not _is_spawned(process):
+        # A child that `multiprocessing` forked has whatever its parent listens at: nothing tells what it is to serve.
+        return None
+    return _inherited_sockets() or None
+
+
+def _is_made_by_python() -> bool:
+    """Whether this process is a child of `multiprocessing`, or a fork of its parent that has run nothing else since."""
+    return multiprocessing.parent_process() is not None or _is_gunicorn_worker() or _forked()
 
 
 def _is_gunicorn_worker() -> bool:
@@ -189,8 +197,7 @@ def _sockets_of_process(pid: str) -> set[int] | None:
 
 def _launcher_name() -> str:
     """The process that decides when this worker's server begins and ends: its launcher, or itself if it has none."""
-    launched = multiprocessing.parent_process() is not None or _is_gunicorn_worker() or _forked()
-    pid, seen = (os.getppid(), _parent_in_proc()) if launched else (os.getpid(), "self")
+    pid, seen = (os.getppid(), _parent_in_proc()) if _is_made_by_python() else (os.getpid(), "self")
     return f"{boot_id()} {_pid_namespace()} {pid} {_started(seen)}"
 
 

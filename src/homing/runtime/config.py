@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 import errno
 import logging
 import os
@@ -24,9 +25,17 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing import build
 from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
-from homing.runtime.application import LoadedApp, load
+from homing.runtime.application import LoadedApp, load, tell_routing
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
+
+
+class RoutedBy(enum.Enum):
+    """Who says how the sessions of an app are told and treated."""
+
+    HOMING_RUN = "the options of the command"
+    APP = "the app itself, which has homing's router in it"
+    APP_AS_TOLD = "the app itself, which takes the command's limits and test mode"
 
 
 class RunConfig(Config):
@@ -34,7 +43,7 @@ class RunConfig(Config):
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
-        app_routes_itself: The app, once loaded, has homing's router in it already, so `routing` has no effect.
+        routed_by: Who says how sessions are told, once the app is loaded.
     """
 
     def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
@@ -42,7 +51,7 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
-        self.app_routes_itself = False
+        self.routed_by = RoutedBy.HOMING_RUN
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
@@ -98,10 +107,12 @@ class RunConfig(Config):
         return self._route(loaded)
 
     def _route(self, loaded: LoadedApp) -> Any:
-        self.app_routes_itself = loaded.routed
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
             # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
             os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
+        if loaded.routed:
+            told = self.routing is not None and tell_routing(loaded.app, self.routing)
+            self.routed_by = RoutedBy.APP_AS_TOLD if told else RoutedBy.APP
         if self.routing is None or loaded.routed:
             return loaded.app
         if self.routing.tells_sessions:

@@ -26,7 +26,7 @@ from uvicorn.server import Server
 
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.rundir import close_after_fork
-from homing.runtime.config import RunConfig, address_line
+from homing.runtime.config import RoutedBy, RunConfig, address_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ _ORPHAN_GRACE_SECONDS: Final = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The app was loaded and can be routed; its start-up follows. `routes_itself`: it had homing's router in it."""
+    """The app was loaded and can be routed; its start-up follows."""
 
-    routes_itself: bool
+    routing: RoutedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class HomingServer(Server):
         super().run(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        self._tell(Loaded(self.config.app_routes_itself))
+        self._tell(Loaded(self.config.routed_by))
         try:
             await super().startup(sockets=sockets)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Final
 import homing
 from homing.identity import SignedCookieSource
 from homing.routing.options import RoutingOptions
-from homing.runtime.config import RunConfig
+from homing.runtime.config import RoutedBy, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,15 @@ _OPTIONS: Final = {
     "scatter": "--scatter",
 }
 
+_HEEDED: Final = frozenset({"owner_timeout_seconds", "max_sessions_per_worker", "scatter"})
+"""What an app that asks how its server runs makes use of."""
 
-def announce(config: RunConfig, run_dir: str | None, *, app_routes_itself: bool) -> None:
+
+def announce(config: RunConfig, run_dir: str | None, routed_by: RoutedBy) -> None:
     """Say how this server runs, and what in its options ends sessions or has no effect."""
-    told = _THE_APPS if app_routes_itself else how_sessions_are_named(config.routing)
+    told = how_sessions_are_named(config.routing)
+    if routed_by is RoutedBy.APP or (routed_by is RoutedBy.APP_AS_TOLD and config.workers > 1):
+        told = _THE_APPS
     workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
     where = f", run directory {run_dir}" if run_dir else ""
     logger.info("homing %s: %s, %s%s", homing.__version__, workers, told, where)
@@ -47,10 +52,10 @@ def announce(config: RunConfig, run_dir: str | None, *, app_routes_itself: bool)
             "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
-    if app_routes_itself:
-        if options := _options_about_sessions(config.routing):
+    if routed_by is not RoutedBy.HOMING_RUN:
+        if options := _options_without_effect(config.routing, routed_by):
             logger.warning(
-                "%s ha%s no effect: the app routes itself (homing.sticky in its own module), and what it says there counts",
+                "%s ha%s no effect: the app routes itself (such as by homing.sticky), and what it says there counts",
                 ", ".join(options),
                 "s" if len(options) == 1 else "ve",
             )
@@ -78,12 +83,14 @@ def how_sessions_are_named(routing: RoutingOptions | None) -> str:
     return ", ".join(words)
 
 
-def _options_about_sessions(routing: RoutingOptions | None) -> list[str]:
-    """The options that say how sessions are told and treated, as far as they were given, as the command line has them."""
+def _options_without_effect(routing: RoutingOptions | None, routed_by: RoutedBy) -> list[str]:
+    """The options about sessions that were given, as the command line has them, and that the app does not heed."""
     if routing is None:
         return ["--no-sessions"]
     default = RoutingOptions()
-    return [option for name, option in _OPTIONS.items() if getattr(routing, name) != getattr(default, name)]
+    given = [name for name in _OPTIONS if getattr(routing, name) != getattr(default, name)]
+    heeded = _HEEDED if routed_by is RoutedBy.APP_AS_TOLD else frozenset()
+    return [_OPTIONS[name] for name in given if name not in heeded]
 
 
 def _doubts(routing: RoutingOptions) -> Iterator[str]:
