@@ -52,6 +52,10 @@ def announce(config: RunConfig, run_dir: str | None, routed_by: RoutedBy) -> Non
             "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
+    if config.handoff and not config.moves_connections:
+        logger.info(
+            "connections stay where they were accepted, and requests are forwarded: only --http httptools of a uvicorn that homing was tested with moves them"
+        )
     if routed_by is not RoutedBy.HOMING_RUN:
         if options := _options_without_effect(config.routing, routed_by):
             logger.warning(
