@@ -24,6 +24,7 @@ from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
@@ -38,6 +39,7 @@ from homing.rundir.places import create_session_socket_dir, remove_run_directory
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
+    "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
