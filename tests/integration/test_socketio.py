@@ -65,7 +65,7 @@ class Chat:
                 if len(self.heard) == self.events:
                     all_heard.set()
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(90):
                 await client.connect(self.server.url, headers=self.headers, transports=self.transports, wait_timeout=30)
                 self.sid = client.get_sid()
                 for number in range(self.events):
