@@ -3,10 +3,14 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
+<<<<<<< HEAD
+.PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench clean
+=======
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
 .PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak fuzz docs check format bench clean
+>>>>>>> main
 
 # The script knows when there is nothing to do.
 setup:
@@ -27,6 +31,11 @@ setup-docs:
 demo:
 	@sh scripts/setup.sh demo
 	@.venv/bin/homing demo
+
+# Episodes through four servers of four workers each.
+demo-rl:
+	@sh scripts/setup.sh demo-rl
+	@.venv/bin/homing rl demo
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
