@@ -3,8 +3,11 @@
 A *run directory* is 0700, ours, and not a link. It holds, flat and small:
 
     <worker ID>.sock       the private socket of a worker
+    <worker ID>.conn       where a worker is given connections
     <worker ID>.life       locked exclusively by that worker while it lives
     <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    page, server.json      what workers and supervisor say of themselves
+    server.lock            held by the supervisor while its server runs
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
     session-owners/        the owner records, up to a million: never list it on the event loop
@@ -21,6 +24,9 @@ from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
     MAX_SOCKET_PATH_BYTES,
+    PAGE_NAME,
+    SERVER_DESCRIPTION,
+    SERVER_LOCK,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
     SITES_DIR,
@@ -36,11 +42,15 @@ from homing.rundir.places import (
     leave_run_directory,
     made_by_launcher,
     remove_run_directory,
+    run_directory_bases,
     siblings_directory,
 )
 
 __all__ = [
     "MAX_SOCKET_PATH_BYTES",
+    "PAGE_NAME",
+    "SERVER_DESCRIPTION",
+    "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
     "SITES_DIR",
@@ -55,6 +65,7 @@ __all__ = [
     "made_by_launcher",
     "new_worker_id",
     "remove_run_directory",
+    "run_directory_bases",
     "run_in_forked_child",
     "siblings_directory",
     "worker_handoff_path",

@@ -22,6 +22,15 @@ SESSION_OWNERS_DIR: Final = "session-owners"
 SITES_DIR: Final = "sites"
 """The directory, in a run directory, of the lock files of sites that browser sessions share."""
 
+SERVER_LOCK: Final = "server.lock"
+"""Locked exclusively by the supervisor while its server runs."""
+
+SERVER_DESCRIPTION: Final = "server.json"
+"""What the supervisor says of its server (`homing.watch`)."""
+
+PAGE_NAME: Final = "page"
+"""What the workers say of themselves (`homing.watch`)."""
+
 MAX_SOCKET_PATH_BYTES: Final = 107
 """What `sun_path` holds on Linux (108) less its NUL; Python refuses more when it binds."""
 

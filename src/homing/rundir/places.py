@@ -68,7 +68,7 @@ def create_session_socket_dir(explicit: str | None = None) -> str:
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     if explicit:
         return _made(os.path.abspath(explicit))
-    for base in _bases():
+    for base in run_directory_bases():
         _remove_stale(base)
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
@@ -91,7 +91,7 @@ def siblings_directory(settings: str) -> str:
     parent = os.getppid()
     facts = (os.getuid(), boot_id(), _pid_namespace(), parent, _stat_fields(parent)[19:20], sys.argv, settings)
     name = f"homing-{parent}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
-    for base in _bases():
+    for base in run_directory_bases():
         _remove_stale(base)
         with contextlib.suppress(OSError):
             return _made(os.path.join(base, name))
@@ -129,7 +129,7 @@ def _made(path: str) -> str:
     return path
 
 
-def _bases() -> Iterator[str]:
+def run_directory_bases() -> Iterator[str]:
     """The usable places for run directories, best first: memory file systems, then the disk."""
     for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", tempfile.gettempdir()):  # noqa: S108 - checked below
         if base and os.path.isabs(base) and _usable(base):

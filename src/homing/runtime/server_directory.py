@@ -13,10 +13,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir import (
+    PAGE_NAME,
+    SERVER_DESCRIPTION,
+    SERVER_LOCK,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
     SITES_DIR,
@@ -27,9 +29,6 @@ from homing.rundir import (
     remove_run_directory,
     worker_socket_path,
 )
-
-SERVER_LOCK: Final = "server.lock"
-"""Locked exclusively by the supervisor while its server runs."""
 
 
 @contextlib.contextmanager
@@ -94,6 +93,6 @@ def _empty(path: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (SESSION_OWNERS_DIR, SITES_DIR, "owners.lock") or is_worker_id(
+    return name in (SESSION_OWNERS_DIR, SITES_DIR, "owners.lock", PAGE_NAME, SERVER_DESCRIPTION) or is_worker_id(
         name.removeprefix(".").partition(".")[0]
     )
