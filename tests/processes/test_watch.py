@@ -184,7 +184,7 @@ def test_top_shows_requests_per_second_and_ends_when_told(place: dict[str, str |
         assert done.returncode == 0, done.stderr
         assert "per s" in done.stdout
         lines = homing("top", "--json", str(server.port), "--seconds", "1.5", env=place).stdout.splitlines()
-        assert len(lines) == 2
+        assert len(lines) >= 2
         assert json.loads(lines[-1])[0]["pid"] == server.process.pid
 
 

@@ -20,6 +20,7 @@ from homing.watch.figures import STALE_SECONDS, Figures
 from homing.watch.servers import Server, find_server, running_servers
 
 REFRESH_SECONDS: Final = 1.0
+_WIDE: Final = 240
 _NONE: Final = "no server with several workers runs under this user"
 
 
@@ -37,7 +38,7 @@ def ps(server: str | None, as_json: bool) -> None:
         found = [find_server(server)] if server else running_servers()
         click.echo(json.dumps([as_document(each, now) for each in found], indent=2))
         return
-    console = Console()
+    console = _console()
     if server is not None:
         console.print(workers_table(find_server(server), now))
         return
@@ -61,9 +62,15 @@ def top(server: str | None, as_json: bool, seconds: float | None) -> None:
             click.echo(json.dumps(watched.documents()))
             if not _wait(end):
                 return
-    with Live(watched.table(), console=Console(), refresh_per_second=4, screen=False) as live:
+    with Live(watched.table(), console=_console(), refresh_per_second=4, screen=False) as live:
         while _wait(end):
             live.update(watched.table())
+
+
+def _console() -> Console:
+    # Into a pipe or a file nothing is cut to the width of a terminal that is not there.
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
 
 
 def _wait(end: float | None) -> bool:
