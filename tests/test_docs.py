@@ -126,7 +126,7 @@ def test_the_make_targets_of_the_text_exist() -> None:
         pytest.param(
             page,
             id=name,
-            marks=[pytest.mark.ecosystem, pytest.mark.timeout(300)] if name in HEAVY else [],
+            marks=[pytest.mark.timeout(600), *([pytest.mark.ecosystem] if name in HEAVY else [])],
         )
         for page in STORIES
         for name in [str(page.relative_to(ROOT))]

@@ -23,6 +23,7 @@ Not here: what an owner record says (`homing.directory`), what a private socket 
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     PAGE_NAME,
     SERVER_DESCRIPTION,
@@ -47,6 +48,7 @@ from homing.rundir.places import (
 )
 
 __all__ = [
+    "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "PAGE_NAME",
     "SERVER_DESCRIPTION",

@@ -31,6 +31,9 @@ SERVER_DESCRIPTION: Final = "server.json"
 PAGE_NAME: Final = "page"
 """What the workers say of themselves (`homing.watch`)."""
 
+EPISODES_DIR: Final = "episodes"
+"""The directory, in a run directory, of who runs an episode and who waits to."""
+
 MAX_SOCKET_PATH_BYTES: Final = 107
 """What `sun_path` holds on Linux (108) less its NUL; Python refuses more when it binds."""
 

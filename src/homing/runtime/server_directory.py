@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from homing.errors import RunDirectoryError
 from homing.rundir import (
+    EPISODES_DIR,
     PAGE_NAME,
     SERVER_DESCRIPTION,
     SERVER_LOCK,
@@ -92,7 +93,8 @@ def _empty(path: str) -> None:
                     os.unlink(entry.path)
 
 
+_OURS = (SESSION_OWNERS_DIR, SITES_DIR, EPISODES_DIR, "owners.lock", PAGE_NAME, SERVER_DESCRIPTION)
+
+
 def _is_ours(name: str) -> bool:
-    return name in (SESSION_OWNERS_DIR, SITES_DIR, "owners.lock", PAGE_NAME, SERVER_DESCRIPTION) or is_worker_id(
-        name.removeprefix(".").partition(".")[0]
-    )
+    return name in _OURS or is_worker_id(name.removeprefix(".").partition(".")[0])
