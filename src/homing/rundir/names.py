@@ -22,9 +22,6 @@ SESSION_OWNERS_DIR: Final = "session-owners"
 SITES_DIR: Final = "sites"
 """The directory, in a run directory, of the lock files of sites that browser sessions share."""
 
-SERVER_LOCK: Final = "server.lock"
-"""Locked exclusively by the supervisor while its server runs."""
-
 SERVER_DESCRIPTION: Final = "server.json"
 """What the supervisor says of its server (`homing.watch`)."""
 

@@ -422,9 +422,9 @@ def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None
             if metrics_port is not None:
                 stack.enter_context(serve_metrics(path, metrics_port))
 
-        def announce_both() -> None:
+        def announce_both(loaded: Loaded) -> None:
             config.announce_address(listener)
-            announce(config, path)
+            announce(config, path, loaded.routing)
 
         # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
         with contextlib.suppress(KeyboardInterrupt):
@@ -479,4 +479,4 @@ def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
 
 def _told(config: RunConfig, what: Loaded | Ready) -> None:
     if isinstance(what, Loaded):
-        announce(config, None)
+        announce(config, None, what.routing)
