@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from homing.types import ASGIApp, Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES: Final = 2**20
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -128,7 +131,10 @@ def add_json_route(
     async def endpoint(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("described, never called")
 
-    parameters = []
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+        for name in _PLACEHOLDER.findall(path)
+    ]
     if body is not None:
         parameters.append(inspect.Parameter("body", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=body))
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

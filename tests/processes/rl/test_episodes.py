@@ -29,7 +29,8 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, Running]]:
-    with episode_servers(dict.fromkeys(SERVERS, 4)) as started:
+    # Fewer places than there are rollouts under way, so that some wait for their turn at each worker.
+    with episode_servers(dict.fromkeys(SERVERS, 4), slots="40") as started:
         yield started
         for server in reversed(started.values()):
             assert server.stop() == 0, server.log
@@ -112,6 +113,22 @@ def test_episodes_whose_workers_are_killed_are_masked_as_lost_or_tried_again_and
     see_every_verdict_right(out, count)
     assert summary.retried == len(lost)
     see_everything_gone(servers)
+
+
+def test_episodes_whose_environment_worker_is_killed_are_tried_again_and_right(
+    servers: dict[str, Running], tmp_path: Path
+) -> None:
+    """What they had opened stays open: nobody is left who could close it. The last test of these servers, therefore."""
+    victims = servers["environment"].workers()[:1]
+
+    def kill_one(counts: Counts) -> None:
+        if victims and counts.done >= 12:
+            os.kill(victims.pop(), signal.SIGKILL)
+
+    collect(servers, tmp_path, 60, concurrency=32, attempts=8, changed=kill_one)
+    assert not victims
+    see_every_verdict_right(tmp_path / "out.jsonl", 60)
+    assert {line["mask_reason"] for line in whole_results(tmp_path / "out.jsonl") if line["mask_sample"]} <= BROKEN
 
 
 SCATTER = {"resources": ("--scatter",), "agent": ("--scatter",)}
