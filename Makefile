@@ -3,14 +3,11 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-<<<<<<< HEAD
 .PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench clean
-=======
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak fuzz docs check format bench clean
->>>>>>> main
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak soak-web fuzz docs check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -52,7 +49,7 @@ test-ecosystem: setup setup-ecosystem
 
 # The site of the docs, into build/site; anything that does not fit together is an error.
 docs: setup-docs
-	.venv-docs/bin/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
 # Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
 # WRITE=1 renews benchmarks/soak/results.md.
@@ -63,6 +60,11 @@ WRITE :=
 soak: setup
 	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
+
+# Browser sessions under seeded faults: nothing left, no fault scored as a reward. SEED= repeats one; its report is printed.
+FAULTS := 2000
+soak-web: setup
+	$(PYTHON) -m tests.soak_web --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 # Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
 fuzz:
