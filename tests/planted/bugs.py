@@ -5,46 +5,12 @@ A change names a text that is in its file exactly once; `test_planted.py` holds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from tests.planted.bug import Bug, Change
+from tests.planted.web_bugs import WEB_BUGS
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """In `path`, below the root of the tree, `old` becomes `new`."""
-
-    path: str
-    old: str
-    new: str
-
-    def apply(self, root: Path) -> None:
-        """Make the change in the tree at `root`.
-
-        Raises:
-            LookupError: the file does not have `old` exactly once.
-        """
-        file = root / self.path
-        text = file.read_text(encoding="utf-8")
-        if (count := text.count(self.old)) != 1:
-            raise LookupError(f"{self.path} has {count} times, not once:\n{self.old}")
-        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """One planted bug.
-
-    Attributes:
-        name: What is wrong once it is planted.
-        promise: P1 to P6 of `docs/design/protocol.md`, or `answers` for its table of answers.
-        tests: Node IDs; at least one of them has to fail.
-    """
-
-    name: str
-    promise: str
-    changes: tuple[Change, ...]
-    tests: tuple[str, ...]
+__all__ = ["BUGS", "Bug", "Change"]
 
 
 RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
@@ -286,4 +252,5 @@ BUGS: Final = (
         (Change(f"{_FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
         (f"{FAILURES}::test_a_websockets_owner_lost",),
     ),
+    *WEB_BUGS,
 )
