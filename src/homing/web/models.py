@@ -55,8 +55,8 @@ class Task(BaseModel):
     seed: int | None = None
     intent: str | None = None
     start_urls: tuple[str, ...] = ()
-    sites: tuple[str, ...] = ()
-    site_locks: tuple[str, ...] = ()
+    sites: tuple[str, ...] = Field(default=(), max_length=64)
+    site_locks: tuple[str, ...] = Field(default=(), max_length=64)
     mutation_class: Literal["read_only", "session_only", "state_changing"] = "state_changing"
     input_images: tuple[str, ...] = ()
     runtime_profile: str | None = None

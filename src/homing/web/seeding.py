@@ -120,7 +120,8 @@ class Seeding:
     async def _prepare_runtime(self) -> None:
         if self._prepare is not None:
             await asyncio.to_thread(self._prepare)
-        await self._provider.start()
+            self._prepare = None  # once is enough, also if the provider has to be started again
+        await self._tasks.bounded(self._provider.start(), self._settings.acquire_seconds, "start browser provider")
 
     async def _site(self, session: Session) -> SiteLease:
         try:
