@@ -8,7 +8,7 @@
 
   const squeeze = (text) => text.replace(/\s+/g, " ").trim();
   const clip = (text, most) => (text.length > most ? text.slice(0, most) + "…" : text);
-  const quote = (text) => JSON.stringify(clip(squeeze(text), 200));
+  const quote = (text, most = 300) => JSON.stringify(clip(squeeze(text), most));
 
   const TAGS = {
     a: "link", button: "button", textarea: "textbox", select: "combobox", option: "option", optgroup: "group", img: "img",
@@ -131,7 +131,7 @@
       } else if (tag === "input" && element.type === "password") {
         text += ` value=${quote("•".repeat(element.value.length))}`;
       } else if ((tag === "input" && role !== "button") || tag === "textarea") {
-        if (element.value !== "" || role !== "button") text += ` value=${quote(element.value)}`;
+        if (element.value !== "" || role !== "button") text += ` value=${quote(element.value, 4000)}`;
         if (element.type === "range" || element.type === "number") {
           text += element.min ? ` min=${element.min}` : "";
           text += element.max ? ` max=${element.max}` : "";
@@ -252,7 +252,9 @@
       }
       if (isEditable || isControl && tag !== "select" && tag !== "button") return;
 
-      if (text && !hasElements && !inName && !isHidden) {
+      // What has no extent is not seen, though it may be read out.
+      const box = text && layout ? element.getBoundingClientRect() : null;
+      if (text && !hasElements && !inName && !isHidden && (!box || box.width > 0 || box.height > 0)) {
         const line = `[${ref(element)}] text ${quote(text)}`;
         put(below, layout ? line + visuals(element, tag, style, offset) : line);
       }
