@@ -66,6 +66,7 @@ class Hands:
         self.answer: str | None = None
         self.infeasible: str | None = None
         self.has_stopped = False
+        self._clipboard = ""
 
     async def do(self, command: Command) -> None:
         """Do it.
@@ -209,8 +210,25 @@ class Hands:
         await self._context.active.page.keyboard.insert_text(text)
 
     async def _do_keyboard_press(self, key: str) -> None:
+        command = _clipboard_command(key)
+        if command is not None:
+            await self._use_clipboard(command)
+            return
         with _bad_key(key):
             await self._context.active.page.keyboard.press(key)
+
+    async def _use_clipboard(self, command: str) -> None:
+        """The browser has one clipboard for all its sessions, so a session has one of its own instead."""
+        keyboard = self._context.active.page.keyboard
+        if command == "paste":
+            if self._clipboard:
+                await keyboard.insert_text(self._clipboard)
+            return
+        selected = await self._context.active.call("copy")
+        if selected["text"]:
+            self._clipboard = selected["text"]
+            if command == "cut" and selected["editable"]:
+                await keyboard.press("Delete")
 
     async def _do_keyboard_down(self, key: str) -> None:
         with _bad_key(key):
@@ -348,6 +366,24 @@ def number_of(ref: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 9:
         raise InvalidActionError(f"{_shown(ref)} is no ref; the observation's are such as e12")
     return int(digits)
+
+
+_CLIPBOARD_KEYS: Final = {
+    **{f"{modifier}+{key}": command for modifier in ("Control", "ControlOrMeta", "Meta") for key, command in (
+        ("c", "copy"), ("x", "cut"), ("v", "paste"), ("KeyC", "copy"), ("KeyX", "cut"), ("KeyV", "paste"),
+        ("Insert", "copy"),
+    )},
+    "Shift+Insert": "paste",
+    "Shift+Delete": "cut",
+    "Copy": "copy", "Cut": "cut", "Paste": "paste",
+}  # fmt: skip
+
+
+def _clipboard_command(key: str) -> str | None:
+    known = _CLIPBOARD_KEYS.get(key)
+    if known is None and len(key.rpartition("+")[2]) == 1:
+        known = _CLIPBOARD_KEYS.get(key[:-1] + key[-1].lower())
+    return known
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@
       } else if (tag === "input" && element.type === "password") {
         text += ` value=${quote("•".repeat(element.value.length))}`;
       } else if ((tag === "input" && role !== "button") || tag === "textarea") {
-        if (element.value !== "" || role !== "button") text += ` value=${quote(element.value, 4000)}`;
+        if (element.value !== "" || role !== "button") text += ` value=${JSON.stringify(clip(element.value, 4000))}`;
         if (element.type === "range" || element.type === "number") {
           text += element.min ? ` min=${element.min}` : "";
           text += element.max ? ` max=${element.max}` : "";
@@ -497,6 +497,7 @@
       element.setSelectionRange(from ?? 0, to ?? element.value.length);
       return { done: true };
     }
+    if (element.isContentEditable) element.focus();
     const range = element.ownerDocument.createRange();
     range.selectNodeContents(element);
     if (from !== null) {
@@ -525,10 +526,30 @@
     return { done: true };
   };
 
+  // What is selected, as copying it would take it.
+  const copy = () => {
+    let focused = document.activeElement;
+    while (focused?.shadowRoot?.activeElement) focused = focused.shadowRoot.activeElement;
+    if (focused?.localName === "iframe") {
+      try {
+        focused = focused.contentDocument?.activeElement ?? focused;
+      } catch {
+        return { text: "" };
+      }
+    }
+    const isField = focused && (focused.localName === "textarea" || focused.localName === "input");
+    if (isField && focused.type !== "password" && focused.selectionStart !== null) {
+      const text = focused.value.slice(focused.selectionStart, focused.selectionEnd);
+      return { text, editable: !focused.readOnly && !focused.disabled };
+    }
+    const selection = (focused?.ownerDocument ?? document).getSelection();
+    return { text: selection ? selection.toString() : "", editable: Boolean(focused?.isContentEditable) };
+  };
+
   const holds = (number) => ({ error: find(number).error });
 
   const shows = (text) => squeeze(document.body?.innerText ?? "").includes(squeeze(text));
 
-  globalThis.homing = { look, locate, prepare, choose, focus, checked, scroll, selectText, holds, shows };
+  globalThis.homing = { look, locate, prepare, choose, focus, checked, scroll, selectText, copy, holds, shows };
   return true;
 })();

@@ -17,6 +17,7 @@ from homing.web.models import Observation, StepResult
 
 MAX_STEPS: Final = 120
 _WAIT_SECONDS: Final = 6.0
+_COVERED_ATTEMPTS: Final = 8
 
 
 class Session(Protocol):
@@ -67,16 +68,30 @@ class Agent:
         return self.scene
 
     async def click(self, node: Node) -> Scene:
-        """Click on it; where it is covered, at its middle."""
+        """Click on it; while something covers it, look again a few times, since menus and calendars fade away."""
         scene = await self.act("click", ref=node.ref)
-        if self.observation.last_action_error and node.box is not None:
+        for _ in range(_COVERED_ATTEMPTS):
+            if "covered" not in self.observation.last_action_error:
+                return scene
+            await self.act("noop", milliseconds=100)
+            scene = await self.act("click", ref=node.ref)
+        if "covered" in self.observation.last_action_error and node.box is not None:
             return await self.point(*node.middle)
         return scene
+
+    async def hover_and_click(self, node: Node) -> Scene:
+        """Point at it first: its picture is another one then, and has to be there to be clicked on."""
+        await self.act("hover", ref=node.ref)
+        await self.act("noop", milliseconds=50)
+        return await self.click(node)
 
     async def press_button(self, name: str = "Submit") -> Scene:
         """Click on the button of this name, in whatever case."""
         wanted = name.lower()
-        return await self.click(self.scene.one("button|generic|tab", where=lambda node: node.name.lower() == wanted))
+        found = self.scene.all("button", where=lambda node: node.name.lower() == wanted)
+        return await self.click(
+            found[0] if found else self.scene.one("generic|tab", where=lambda node: node.name.lower() == wanted)
+        )
 
     async def point(self, x: float, y: float) -> Scene:
         """Click at a place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final
 
@@ -175,12 +176,10 @@ async def click_in_dialog(agent: Agent) -> None:
 @solves("click-menu")
 async def click_menu_path(agent: Agent) -> None:
     path = agent.match(r"Select (.*)$")[0].split(">")
-    for name in path[:-1]:
+    for name, below in itertools.pairwise(path):
         item = await agent.wait_until(lambda scene, name=name: scene.one("menuitem", name))
         await agent.act("hover", ref=item.ref)
-        if agent.scene.all("menuitem", path[path.index(name) + 1]):
-            continue
-        await agent.click(item)
+        await agent.wait_until(lambda scene, below=below: scene.one("menuitem", below))
     item = await agent.wait_until(lambda scene: scene.one("menuitem", path[-1]))
     await agent.click(item)
 
@@ -297,7 +296,7 @@ async def buy_ticket(agent: Agent) -> None:
 
 @solves("phone-book")
 async def phone_book(agent: Agent) -> None:
-    name, what = agent.match(r"Find (\w+) in the contact book and click on their (.*)\.")
+    name, what = agent.match(r"Find (\S+) in the contact book and click on their (.*)\.")
     label = {"phone number": "Phone:", "email": "Email:", "address": "Address:"}[what.strip()]
     for _ in range(20):
         if agent.scene.one("heading").name == name:
@@ -348,8 +347,7 @@ async def order_food(agent: Agent) -> None:
             assert row.parent is not None
             plus = next(node for node in row.parent.below() if node.name == "+")
             await agent.click(plus)
-    submit = agent.scene.all("button|generic", where=lambda node: node.name.lower() in ("submit", "order"))
-    await agent.click(submit[0])
+    await agent.click(agent.scene.all("button")[-1])
 
 
 def _by_kind(agent: Agent) -> list[tuple[str, int]]:
@@ -384,7 +382,7 @@ def _results(scene: Scene) -> list[Node]:
 @solves("tic-tac-toe")
 async def tic_tac_toe(agent: Agent) -> None:
     lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
-    fields = agent.scene.all("generic|text", where=lambda node: node.box is not None and node.box.width > 30)[:9]
+    fields = agent.scene.all("generic|text", where=lambda node: node.box is not None and 30 < node.box.width < 60)[:9]
     places = [field.middle for field in fields]
     for _ in range(5):
         marks = [_mark(agent.scene, place) for place in places]
@@ -454,8 +452,8 @@ async def _press_in_post(agent: Agent, post: Node, user: str, wanted: str) -> No
     image = {"Reply": "reply", "Retweet": "retweet", "Like": "like", "Share": "share"}.get(wanted)
     inside = list(post.below())
     if image is not None:
-        await agent.click(next(node for node in inside if node.get("image").startswith(image)))
+        await agent.hover_and_click(next(node for node in inside if node.get("image").startswith(image)))
         return
-    await agent.click(next(node for node in inside if node.get("image").startswith("more")))
+    await agent.hover_and_click(next(node for node in inside if node.get("image").startswith("more")))
     entries = agent.scene.all("text|generic|listitem", where=lambda node: node.name in (wanted, f"{wanted} {user}"))
     await agent.click(entries[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from homing.web.miniwob.solver.agent import Agent, GaveUpError, ordinal, solves
-from homing.web.miniwob.solver.scene import Node
 
 
 @solves("enter-text", "enter-text-dynamic")
@@ -74,8 +73,11 @@ async def copy_and_paste(agent: Agent) -> None:
     found = re.search(r"(\d+)(?:st|nd|rd|th)", agent.goal)
     fields = agent.scene.all("textbox")
     areas = [node for node in fields if node.value]
-    text = areas[ordinal(found[0]) if found else 0].value
-    await agent.fill(next(node for node in fields if not node.value), text)
+    await agent.click(areas[ordinal(found[0]) if found else 0])
+    await agent.act("keyboard_press", key="Control+a")
+    await agent.act("keyboard_press", key="Control+c")
+    await agent.click(next(node for node in fields if not node.value))
+    await agent.act("keyboard_press", key="Control+v")
     await agent.press_button()
 
 
@@ -187,22 +189,27 @@ async def text_transform(agent: Agent) -> None:
 @solves("multi-layouts", "multi-orderings")
 async def search_movies(agent: Agent) -> None:
     genre, director, year = agent.match(r"[Ss]earch for (.*?) movies directed by (.*?) from year (\d+)")
-    for what, text in (("genre", genre), ("year", year), ("director", director)):
-        await agent.fill(_labelled(agent, what), text)
-    button = agent.scene.all(
-        "button|generic|link", where=lambda node: node.name.lower() in ("search", "submit", "go", "find")
-    )
-    await agent.click(button[0])
+    # Each field has a label beside, above or below it, always on the same side: so the order tells which is whose.
+    fields = agent.scene.all("textbox|searchbox")
+    labels = sorted((_label_place(agent, words), text) for words, text in (
+        (("genre",), genre), (("year", "date"), year), (("director",), director)
+    ))  # fmt: skip
+    for (_, text), field in zip(labels, fields, strict=True):
+        await agent.fill(field, text)
+    button = agent.scene.all("button|generic|link|text", where=lambda node: _is_go(node.name))
+    await agent.click(button[-1])
 
 
-def _labelled(agent: Agent, what: str) -> Node:
-    """The field that a label stands before, above or in."""
-    fields = agent.scene.all("textbox|searchbox|combobox")
-    for field in fields:
-        if what in field.name.lower():
-            return field
-    label = next(node for node in agent.scene.nodes if what in node.name.lower() and node.role != "textbox")
-    return agent.scene.after(label, "textbox|searchbox|combobox")
+def _is_go(name: str) -> bool:
+    return name.lower().strip(" !→»>") in ("search", "submit", "go", "find")
+
+
+def _label_place(agent: Agent, words: tuple[str, ...]) -> int:
+    """Where a label stands among the nodes."""
+    for index, node in enumerate(agent.scene.nodes):
+        if any(word in node.name.lower() for word in words):
+            return index
+    raise GaveUpError(f"no label says {words[0]}")
 
 
 @solves("terminal")
