@@ -36,6 +36,7 @@ class Faults:
     - `raise`: it fails, having done nothing;
     - `late`: it fails after it has done its work (a release), or does it after `LATE_SECONDS`;
     - `hang`: it never ends, until it is cancelled;
+    - `slow`: it takes 0.3 s;
     - `stubborn`: it ends after `LATE_SECONDS`, and does not heed its cancellation.
     """
 
@@ -57,6 +58,8 @@ class Faults:
             raise FaultError(f"{name} was told to fail")
         if kind == "value":
             raise ValueError(f"{name} was told that something is wrong")
+        if kind == "slow":
+            await asyncio.sleep(0.3)
         if kind == "late":
             await asyncio.sleep(self.LATE_SECONDS)
         elif kind == "hang":

@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from homing.rl.errors import ConflictError, SeedRejectedError, ToolError
+    from homing.rl.client import RemoteEnv, RemoteVectorEnv
+    from homing.rl.errors import ConflictError, RemoteError, SeedRejectedError, ToolError
+    from homing.rl.gymnasium import GymnasiumServer
     from homing.rl.protocol import EpisodeId, TaskId, Verdict, VerifyRequest
     from homing.rl.resources import ResourcesServer, Seed, Seeded
     from homing.rl.rollout import current_rollout
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 _MODULES: Final = {
     "ConflictError": "errors",
     "EpisodeId": "protocol",
+    "GymnasiumServer": "gymnasium",
+    "RemoteEnv": "client",
+    "RemoteError": "errors",
+    "RemoteVectorEnv": "client",
     "ResourcesServer": "resources",
     "RlServer": "server",
     "Seed": "resources",
@@ -37,6 +43,10 @@ _MODULES: Final = {
 __all__ = [
     "ConflictError",
     "EpisodeId",
+    "GymnasiumServer",
+    "RemoteEnv",
+    "RemoteError",
+    "RemoteVectorEnv",
     "ResourcesServer",
     "RlServer",
     "Seed",

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-_COMMANDS: Final[dict[str, str]] = {}
+_COMMANDS: Final[dict[str, str]] = {"serve": "homing.rl.serve_command:serve"}
 """Each sub-command, and where its `click.Command` is."""
 
 

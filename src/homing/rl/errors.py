@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
-from homing.errors import ReplyError
+from homing.errors import HomingError, ReplyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class RlError(ReplyError):
         if detail is not None:
             self.detail = detail  # type: ignore[misc]  # this error's own sentence, in place of its class's
         self.fields = tuple(fields)
+
+    @classmethod
+    def about(cls, field: str, problem: str) -> Self:
+        """The error that one field causes."""
+        return cls(f"{field}: {problem}", fields=[FieldProblem(field, problem)])
 
 
 class InvalidRequestError(RlError):
@@ -140,3 +145,17 @@ def _sentence(error: ValidationError, inside: str) -> dict[str, Any]:
 def _dotted(inside: str, location: Sequence[int | str]) -> str:
     parts = [inside] if inside else []
     return ".".join([*parts, *(str(each) for each in location)])
+
+
+class RemoteError(HomingError):
+    """A server's client could not be given what it asked for.
+
+    Attributes:
+        status: The reply's; None if there was none.
+        code: What the server calls it (`session_gone`, `session_lost`, `invalid_request`, …), if it says.
+    """
+
+    def __init__(self, message: str, *, status: int | None, code: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code

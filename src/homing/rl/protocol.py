@@ -9,6 +9,7 @@ Not here: what the servers do with it (`resources.py`, `gymnasium.py`), and the 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
@@ -195,6 +196,15 @@ def aggregate(verdicts: list[Verdict]) -> Aggregate:
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         masked_by_kind=kinds,
     )
+
+
+def close_follows(values: Callable[[str], list[str]]) -> bool:
+    """Whether a request says that its caller closes the session itself.
+
+    Args:
+        values: Gives a header's values, as `request.headers.getlist` does.
+    """
+    return values(CLOSE_FOLLOWS_HEADER) == ["1"]
 
 
 def rollout_path(path: str, capture_key: str | None) -> str:

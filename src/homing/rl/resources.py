@@ -9,24 +9,24 @@ Not here: which worker a request reaches (`homing.routing`), and the MCP endpoin
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import inspect
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, get_type_hints
 
 from fastapi import FastAPI
 from itsdangerous import URLSafeSerializer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from homing.errors import ConfigurationError
 from homing.identity import RESOURCES
-from homing.lifetime import CLOSE_FOLLOWS_HEADER
 from homing.rl.errors import (
     NotFoundError,
     RlError,
@@ -52,20 +52,21 @@ from homing.rl.protocol import (
     Verdict,
     VerifyRequest,
     aggregate,
+    close_follows,
 )
-from homing.rl.server import RlServer
-from homing.rl.sessions import Session, SessionTable
+from homing.rl.session_server import SessionServer
 from homing.rl.tools import Tool, tools_of
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.types import session_tag
+
+if TYPE_CHECKING:
+    from homing.rl.mcp import McpEndpoint
 
 logger = logging.getLogger(__name__)
 
 StateT = TypeVar("StateT")
 
 ReverifyMode = Literal["stateless", "unsupported", "unknown"]
-
-SWEEP_SECONDS: Final = 30.0
 
 _SEED: Final[TypeAdapter[ResourcesSeedRequest]] = TypeAdapter(ResourcesSeedRequest)
 _CLOSE: Final[TypeAdapter[ResourcesCloseRequest]] = TypeAdapter(ResourcesCloseRequest)
@@ -102,7 +103,7 @@ class Seeded(Generic[StateT]):
     tools: Sequence[str] | None = None
 
 
-class ResourcesServer(RlServer, Generic[StateT]):
+class ResourcesServer(SessionServer[StateT]):
     """A resources server. Subclass it: `seed` makes a session's state, methods marked `@tool` act on it, `verify` judges it.
 
     It is an ASGI app: `homing run my_server:server --workers 4` serves it, and every request reaches its session.
@@ -124,12 +125,9 @@ class ResourcesServer(RlServer, Generic[StateT]):
         super().__init__(**settings)
         self.expose_tools_over_mcp = expose_tools_over_mcp
         self.tools: dict[str, Tool] = tools_of(self)
-        self.sessions: SessionTable[StateT] = SessionTable(
-            self.release, window_seconds=self.close_retry_window_seconds, clock=self.clock
-        )
         self._seed_data = _data_model(self.seed)
         self._verify: TypeAdapter[Any] = TypeAdapter(_body_model(self.verify))
-        self._orphans: list[Session[StateT]] = []
+        self._mcp: McpEndpoint | None = None
 
     # --- what subclasses write ---
 
@@ -170,20 +168,10 @@ class ResourcesServer(RlServer, Generic[StateT]):
     def token_serializer(self) -> URLSafeSerializer:
         return URLSafeSerializer(self.secret, salt=MCP_TOKEN_SALT)
 
-    def drop_session(self, session_id: str) -> None:
-        session = self.sessions.remove(session_id)
-        if session is not None:
-            self._orphans.append(session)
-
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        sweeper = asyncio.create_task(self._sweep_forever(), name="homing resources sweeper")
-        try:
+        async with super().serving(), contextlib.nullcontext() if self._mcp is None else self._mcp.running():
             yield
-        finally:
-            sweeper.cancel()
-            await asyncio.wait([sweeper])
-            await self._release_all()
 
     def add_routes(self, app: FastAPI) -> None:
         conflict = "the session is bound to another episode, is being closed, or was closed"
@@ -251,6 +239,11 @@ class ResourcesServer(RlServer, Generic[StateT]):
             methods=("GET",),
             summary="Whether a verify can be run again from its request alone",
         )
+        if self.expose_tools_over_mcp:
+            from homing.rl.mcp import McpEndpoint  # the SDK is imported by servers that use it
+
+            self._mcp = McpEndpoint(self.name, self.tools, self.sessions, self.token_serializer(), self.max_body_bytes)
+            app.router.routes.append(Route(MCP_PATH, self._mcp, include_in_schema=False))
         for each in self.tools.values():
             add_json_route(
                 app,
@@ -277,9 +270,10 @@ class ResourcesServer(RlServer, Generic[StateT]):
         body = json_object(raw)
         session_id: str = request.scope[SESSION_ID_SCOPE_KEY]
         if "resources_session_id" not in body and "episode_id" not in body:
-            return json_response(await self._seed_cookie(session_id, body))
+            return json_response(await self._seed_cookie(session_id, body), headers=self.owner_headers())
         asked: ResourcesSeedRequest = validated(_SEED, raw)
-        return json_response((await self._seed_episode(asked)).model_dump(exclude_none=True))
+        reply = (await self._seed_episode(asked)).model_dump(exclude_none=True)
+        return json_response(reply, headers=self.owner_headers())
 
     async def _seed_episode(self, asked: ResourcesSeedRequest) -> ResourcesSeedReply:
         session_id, episode = asked.resources_session_id, asked.episode_id
@@ -342,21 +336,9 @@ class ResourcesServer(RlServer, Generic[StateT]):
         with session as state:
             verdict = await self.verify(state, asked)
         checked = _checked(verdict)
-        if not _close_follows(request):
-            await self._end_verified(session)
+        if not close_follows(request.headers.getlist):
+            await self.end_session(session)
         return json_response(content | checked.model_dump(mode="json", exclude_none=True))
-
-    async def _end_verified(self, session: Session[StateT]) -> None:
-        """The verify was the session's end. Its verdict stands, whatever becomes of the release."""
-        try:
-            async with self.sessions.changing(session.id):
-                if self.sessions.get(session.id) is session:
-                    await self.sessions.end(session.id)
-        except RlError:
-            logger.warning("session %s stays until it can be released", session_tag(session.id), exc_info=True)
-            if self.sessions.get(session.id) is session:
-                self.sessions.remove(session.id)
-                self._orphans.append(session)
 
     async def _answer_aggregate(self, request: Request) -> Response:
         asked: AggregateRequest = validated(_AGGREGATE, await read_body(request, self.max_body_bytes))
@@ -390,41 +372,6 @@ class ResourcesServer(RlServer, Generic[StateT]):
         text = token if isinstance(token, str) else token.decode()
         return ResourcesTools(server_name=self.name, url_path=MCP_PATH, headers={MCP_TOKEN_HEADER: text})
 
-    # --- what is left behind ---
-
-    async def _sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            await self.sweep()
-
-    async def sweep(self) -> None:
-        """Release what sessions left behind: those that this worker no longer owns, and those that could not be released."""
-        self.sessions.expire_fences()
-        for session in self.sessions:
-            if not self.still_owns(session.id):
-                self.drop_session(session.id)
-        await self._release_orphans()
-
-    async def _release_orphans(self) -> None:
-        left, self._orphans = self._orphans, []
-        for session in left:
-            try:
-                await session.unused()
-                await self.release(session.state)
-            except Exception:
-                logger.warning(
-                    "session %s could not be released, and will be tried again", session_tag(session.id), exc_info=True
-                )
-                self._orphans.append(session)
-
-    async def _release_all(self) -> None:
-        """The server stops: its sessions end."""
-        for session in self.sessions:
-            self.drop_session(session.id)
-        await self._release_orphans()
-        for session in self._orphans:
-            logger.error("session %s was not released", session_tag(session.id))
-
 
 class SessionBoundToEpisodeError(SeedRejectedError):
     """A cookie's seed for a session that an episode has seeded."""
@@ -452,10 +399,6 @@ def _checked(verdict: float | Verdict) -> Verdict:
             failure_reason=f"the verifier's reward is {reward}",
         )
     return verdict if isinstance(verdict, Verdict) else Verdict(reward=reward)
-
-
-def _close_follows(request: Request) -> bool:
-    return request.headers.getlist(CLOSE_FOLLOWS_HEADER) == ["1"]
 
 
 def _rejected(error: ValidationError, inside: str) -> SeedRejectedError:

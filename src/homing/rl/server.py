@@ -23,7 +23,7 @@ from starlette.responses import Response
 import homing
 from homing.clock import SYSTEM_CLOCK, Clock
 from homing.errors import ConfigurationError
-from homing.identity import SessionKind
+from homing.identity import SESSION_OWNER_HEADER, SessionKind
 from homing.lifetime import CLOSE_FOLLOWS_HEADER, AgentSessionHolder
 from homing.rl.json_route import DEFAULT_MAX_BODY_BYTES, add_error_replies, add_json_route, json_response
 from homing.rl.rollout import RolloutPrefixMiddleware
@@ -155,6 +155,10 @@ class RlServer:
         """This worker's ID, by which `x-ng-session-owner` names it; None with one worker."""
         found: WorkerId | None = self.app.state.homing_routing_id
         return found
+
+    def owner_headers(self) -> dict[str, str]:
+        """Reply headers by which a caller learns the session's worker; none with one worker."""
+        return {} if self.worker_id is None else {SESSION_OWNER_HEADER: self.worker_id}
 
     def still_owns(self, session_id: str) -> bool:
         """Whether this worker is still the session's owner. With one worker, always."""

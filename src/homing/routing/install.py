@@ -12,6 +12,7 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
+from homing.routing.answers import ErrorReply
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.route import Policy
 from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
@@ -51,6 +52,7 @@ def install_session_routing(
     scatter: bool = False,
     graceful_seconds: float | None = None,
     lifespan_required: bool = False,
+    error_reply: ErrorReply | None = None,
 ) -> WorkerId | None:
     """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
 
@@ -80,6 +82,7 @@ def install_session_routing(
         max_sessions: A start beyond so many sessions of this worker is answered 503.
         scatter: Test mode: every request first lands on a wrong worker.
         graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
+        error_reply: The shape of the router's own errors, where the server has one of its own.
         lifespan_required: The app is one that has a lifespan, so a failed one is no sign of having none.
 
     Returns:
@@ -154,6 +157,7 @@ def install_session_routing(
             scatter=scatter,
             graceful_seconds=graceful_seconds,
             lifespan_required=lifespan_required,
+            error_reply=error_reply,
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,
         leave_dir=leave_dir,

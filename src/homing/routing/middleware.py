@@ -193,7 +193,15 @@ class SessionRoutingMiddleware:
         except ReplyError as error:
             if undecided is not None:
                 undecided.mine()
-            await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
+            policy = self.policy
+            await answer(
+                error,
+                scope,
+                send,
+                gone_status=policy.gone_status,
+                gone_reply=policy.gone_reply,
+                shape=policy.error_reply,
+            )
             return
         except ReplyCutError:
             if kind == "websocket":
@@ -234,7 +242,7 @@ class SessionRoutingMiddleware:
             request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
-                await answer(request.unrecorded, scope, send)
+                await answer(request.unrecorded, scope, send, shape=self.policy.error_reply)
             elif cut is None:
                 raise ReplyCutError("the reply made a session known that could not be recorded")
             else:

@@ -25,7 +25,7 @@ from homing.errors import (
 from homing.forwarding.base import Hop
 from homing.forwarding.replay import Replayable
 from homing.identity import Named
-from homing.routing.answers import GoneReply
+from homing.routing.answers import ErrorReply, GoneReply
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
 from homing.routing.request import RoutedRequest, new_session_id
 from homing.routing.worker import Worker
@@ -51,6 +51,7 @@ class Policy:
         adopts: A session that nobody owns is served where its request lands; else it is *gone*.
         sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
         gone_status, gone_reply: The shape of *gone*.
+        error_reply: The shape of every error; `gone_reply` goes before it.
         max_sessions: Over it, a declared start is refused. Sessions that have ended do not count, starts under way do.
         count_ended: How many of this worker's sessions have ended.
         unnamed_start: Told the scope and status of a start that succeeded, and named no session.
@@ -63,6 +64,7 @@ class Policy:
     sees_use: bool = False
     gone_status: int | None = None
     gone_reply: GoneReply | None = None
+    error_reply: ErrorReply | None = None
     max_sessions: int | None = None
     count_ended: Callable[[], int] = _none
     unnamed_start: Callable[[Scope, int], object] = _nothing

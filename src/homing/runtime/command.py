@@ -53,7 +53,7 @@ class OwnOption(click.Option):
         self.allow_from_autoenv = False
 
 
-OWN_APPS_OPTIONS: Final = ("max_body_bytes", "owner_timeout_seconds", "max_sessions_per_worker", "scatter", "run_dir")
+OWN_APPS_OPTIONS: Final = ("owner_timeout_seconds", "max_sessions_per_worker", "scatter", "run_dir")
 """What of homing's own options is left to choose for an app that declares its sessions itself."""
 
 _OF_THE_APP: Final = (
@@ -75,7 +75,7 @@ def server_parameters() -> list[click.Parameter]:
     return [*own, *(each for each in uvicorn_parameters() if each.name not in _OF_THE_APP)]
 
 
-def own_options() -> list[click.Parameter]:
+def own_options() -> list[OwnOption]:
     """homing's own options, as `homing run` has them."""
     return [
         OwnOption(
@@ -216,16 +216,21 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     Args:
         ctx: Of the command, whose parameters were made here.
         given: What its callback was called with, less the command's own arguments.
-        app: What to serve, picklable, if that is not among `given`: an app that declares its own sessions, or a factory
-            of one.
+        app: What to serve, if that is not among `given`: a picklable function that makes an app which declares its own
+            sessions, or such an app's `module:name`.
 
     Raises:
         ConfigurationError: an option cannot work; the message says which and what to do.
         StartupError: the app or the address cannot be had.
     """
     check_uvicorn()
-    own = {option.name: option.get_default(ctx, call=True) for option in own_options() if option.name}
-    own |= {p.name: given.pop(p.name) for p in ctx.command.params if isinstance(p, OwnOption) and p.name in own}
+    # What the command does not offer is as if it had not been given.
+    own = {option.name: _unless_given(option) for option in own_options() if option.name}
+    own |= {
+        p.name: given.pop(p.name)
+        for p in ctx.command.params
+        if isinstance(p, OwnOption) and p.name in own.keys() & given.keys()
+    }
     workers = _count_workers(given["workers"])
     _refuse_what_cannot_work(ctx, given, own, workers)
     config = _config(ctx, given, workers, app)
@@ -241,6 +246,12 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     finally:
         if config.uds and os.path.exists(config.uds):
             os.remove(config.uds)
+
+
+def _unless_given(option: click.Parameter) -> Any:
+    if option.multiple:
+        return ()
+    return option.default if isinstance(option.default, bool | int | float | str) else None
 
 
 # --- what was given ---
@@ -302,7 +313,10 @@ def _refuse_what_cannot_work(
 def _config(ctx: click.Context, given: Mapping[str, Any], workers: int, app: object) -> RunConfig:
     """uvicorn's own mapping from its command to its configuration, for the options that it has today."""
     options = dict(given)
-    app = options.pop("app", app)
+    if "app" in options:
+        app = options.pop("app")
+    else:
+        options["factory"] = not isinstance(app, str)
     app_dir = options.pop("app_dir")
     options["workers"] = workers
     options["headers"] = [header.split(":", 1) for header in options["headers"]]

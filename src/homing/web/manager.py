@@ -62,6 +62,10 @@ _LAST_TRY_SECONDS: Final = 1.0
 _STOPPING: Final = Reason("capacity_unavailable", "the server stops")
 
 
+def _nobody(session_id: str) -> None:
+    pass
+
+
 class WebSessionManager:
     """Binds session IDs to live backends, one worker's. Owns its sessions; `start` before use, `stop` at the end.
 
@@ -73,6 +77,7 @@ class WebSessionManager:
         recordings: Keeps what people look at.
         operation_runner: One runner for all sessions, borrowed; None: each session has its own, from the factory.
         prepare_runtime: Runs once, in a thread, before the first browser.
+        on_gone: Told each session of which nothing is left, however it ended.
         clock: Idle time and age are measured on it; every wait is on the event loop's.
     """
 
@@ -86,6 +91,7 @@ class WebSessionManager:
         recordings: Recordings,
         operation_runner: Runner | None = None,
         prepare_runtime: PrepareRuntime | None = None,
+        on_gone: Callable[[str], None] = _nobody,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings: Final = settings
@@ -98,7 +104,7 @@ class WebSessionManager:
         self._started_at = clock.monotonic()
         self._stopping = False
         self._tasks = Tasks()
-        self._sessions = SessionTable()
+        self._sessions = SessionTable(on_gone)
         self._around = Surroundings(
             settings, clock, self.ledger, self._tasks, browser_session_provider, self._sessions.forget_released
         )
@@ -314,6 +320,10 @@ class WebSessionManager:
 
     async def can_retry_seed(self, session_id: str) -> bool:
         """Whether nothing of an earlier seed is left: neither its cleanup nor a browser that may still come."""
+        return self.may_be_seeded(session_id)
+
+    def may_be_seeded(self, session_id: str) -> bool:
+        """As `can_retry_seed`."""
         return session_id not in self._sessions and not self._stopping
 
     async def recording_artifacts(self, session_id: str) -> tuple[ArtifactRef, ...]:

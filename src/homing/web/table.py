@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +35,14 @@ class Ended:
 
 
 class SessionTable:
-    """Sessions by ID."""
+    """Sessions by ID.
 
-    def __init__(self) -> None:
+    Args:
+        on_gone: Told each session of which nothing is left. Synchronous, and does not raise.
+    """
+
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
+        self._on_gone = on_gone
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._changed = asyncio.Event()
@@ -76,6 +81,7 @@ class SessionTable:
             self._ended[session.id] = Ended(session.status, session.reason, session.given_verdict(), session.artifacts)
             while len(self._ended) > REMEMBERED_ENDS:
                 self._ended.popitem(last=False)
+            self._on_gone(session.id)
         self._changed.set()
 
     async def wait_for_change(self, seconds: float) -> None:

@@ -1,0 +1,84 @@
+"""A web server whose sessions count: the real surface, manager and site locks over backends without a browser.
+
+Each lease is a real process (`sleep`), so that what a killed worker leaves can be seen. `task_kwargs` of a task tell the
+fakes what is to fail: `{"faults": {"reset": ["raise"]}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.support.web_fakes import FakeBrowsers, FakeFactory, FakeRecordings, Faults
+
+from homing.web.assembly import Assembly
+from homing.web.base import BrowserHandle, BrowserSpec, Footprint, ProcessMark
+from homing.web.models import Task
+from homing.web.processes import browser_environment, end, mark
+from homing.web.server import WebServer
+from homing.web.settings import WebSettings
+
+
+class ProcessBrowsers(FakeBrowsers):
+    """Browsers that are `sleep` processes."""
+
+    async def acquire(self, spec: BrowserSpec) -> BrowserHandle:
+        for name, kinds in spec.task.task_kwargs.get("faults", {}).items():
+            self.faults.add(name, *kinds)
+        handle = await super().acquire(spec)
+        process = await asyncio.create_subprocess_exec(
+            "sleep", "1000", env=browser_environment(), start_new_session=True
+        )
+        found = mark(process.pid)
+        assert found is not None
+        made = BrowserHandle(
+            handle.lease_id,
+            handle.session_id,
+            handle.provider,
+            "local_process",
+            owner_pid=os.getpid(),
+            footprint=Footprint({found}),
+            state=process,
+        )
+        self.open[handle.lease_id] = made
+        return made
+
+    async def release(self, handle: BrowserHandle) -> None:
+        await super().release(handle)
+        await asyncio.to_thread(end, list(handle.footprint.processes), 5.0)
+        await handle.state.wait()
+
+    async def aclose(self) -> None:
+        for handle in list(self.open.values()):
+            await self.release(handle)
+        await super().aclose()
+
+    def health(self) -> Mapping[str, Any]:
+        return {"pids": sorted(process.pid for handle in self.open.values() for process in handle.footprint.processes)}
+
+
+class FaultyFactory(FakeFactory):
+    def check(self, task: Task) -> Task:
+        checked = super().check(task)
+        return checked if checked.seed is not None else checked.model_copy(update={"seed": 0})
+
+
+@asynccontextmanager
+async def assemble_fakes(settings: WebSettings) -> AsyncIterator[Assembly]:
+    faults = Faults()
+    browsers = ProcessBrowsers(faults)
+    yield Assembly(FaultyFactory(faults, browsers), browsers, FakeRecordings(faults))
+
+
+def server(**changes: Any) -> WebServer:
+    """What `homing run tests.support.web_app:server` serves."""
+    settings = {"max_sessions": 16, "stop_seconds": 5.0, "operation_seconds": 5.0, "acquire_seconds": 5.0}
+    return WebServer(assemble_fakes, WebSettings(**{**settings, **changes.pop("settings", {})}), **changes)
+
+
+def marks_of(health: Mapping[str, Any]) -> list[ProcessMark]:
+    """The processes that a worker's health shows."""
+    return [found for pid in health["browser_provider"]["pids"] if (found := mark(pid)) is not None]
