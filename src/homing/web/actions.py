@@ -24,7 +24,9 @@ MAX_CALL_CHARACTERS: Final = 200_000
 _MAX_DEPTH: Final = 20
 _SHOWN: Final = 80
 
-Kind: TypeAlias = Literal["ref", "text", "number", "integer", "flag", "texts", "button", "modifiers", "files", "milliseconds"]
+Kind: TypeAlias = Literal[
+    "ref", "text", "number", "integer", "flag", "texts", "button", "modifiers", "files", "milliseconds"
+]
 
 _BUTTONS: Final = ("left", "middle", "right")
 _MODIFIERS: Final = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")

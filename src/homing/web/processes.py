@@ -75,7 +75,9 @@ def left_of(footprint: Footprint) -> list[str]:
 
 def children(pid: int) -> list[ProcessMark]:
     """The processes that this one started and that run."""
-    return [ProcessMark(stat.pid, stat.started) for stat in _all_stats() if stat.parent == pid and stat.state not in "ZX"]
+    return [
+        ProcessMark(stat.pid, stat.started) for stat in _all_stats() if stat.parent == pid and stat.state not in "ZX"
+    ]
 
 
 def led_by(leader: ProcessMark) -> list[ProcessMark]:

@@ -16,11 +16,12 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from homing.web.actions import Command, observation_named, read_action
 from homing.web.base import BackendSpec, Progress, Runner, TaskSet
 from homing.web.chromium.context import Context
+from homing.web.chromium.held import Held
 from homing.web.chromium.hands import ActionFailedError, Hands
 from homing.web.chromium.rules import NavigationRules
 from homing.web.chromium.screencast import Screencast
@@ -37,9 +38,6 @@ from homing.web.models import Action, Observation, Screenshot, StepResult, Tab, 
 from homing.web.profiles import ObservationProfile, observation_profile, viewport_of
 from homing.web.runners import LoopRunner, OperationGate
 from homing.web.tasks import Tasks
-
-if TYPE_CHECKING:
-    from homing.web.chromium.provider import Held
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +90,9 @@ class ChromiumBackends:
     def backend(self, spec: BackendSpec) -> ChromiumBackend:
         """See `BackendFactory.backend`."""
         task_set = self._task_sets[spec.task.benchmark]
-        rules = NavigationRules(self._settings.rules.origins | frozenset(task_set.origins()), self._settings.rules.private)
+        rules = NavigationRules(
+            self._settings.rules.origins | frozenset(task_set.origins()), self._settings.rules.private
+        )
         return ChromiumBackend(spec, task_set, rules, self._settings)
 
     def runner(self, session_id: str) -> Runner:
@@ -353,7 +353,7 @@ class ChromiumBackend:
         raise error
 
     def _sign(self) -> Exception | None:
-        if self._context.lost.done() or not self._held.browser.playwright.is_connected():
+        if self._context.lost.done() or not self._held.is_connected():
             return BrowserLostError("the session's browser is gone")
         if any(view.crashed.done() and not view.page.is_closed() for view in self._context.views):
             return PageCrashedError("the page's process has ended; the session ends with it")

@@ -26,7 +26,16 @@ from homing.web.base import Footprint, ProcessMark
 from homing.web.chromium.binary import Binary
 from homing.web.chromium.driver import Driver
 from homing.web.errors import BrowserStartError
-from homing.web.processes import browser_environment, command_line, end, is_running, is_stopped, led_by, mark, remove_folder
+from homing.web.processes import (
+    browser_environment,
+    command_line,
+    end,
+    is_running,
+    is_stopped,
+    led_by,
+    mark,
+    remove_folder,
+)
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser as PlaywrightBrowser

@@ -170,9 +170,7 @@ class Context:
         kind = dialog.type
         accept, text = self.dialog_answer or (kind == "beforeunload", None)
         self.dialog_answer = None
-        self.dialog = Dialog(
-            kind=kind, message=dialog.message[:_TEXT], handled="accepted" if accept else "dismissed"
-        )
+        self.dialog = Dialog(kind=kind, message=dialog.message[:_TEXT], handled="accepted" if accept else "dismissed")
         answer = dialog.accept(text or "") if accept else dialog.dismiss()
         self._tasks.spawn(_quietly(answer), "answer dialog")
 

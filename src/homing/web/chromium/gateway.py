@@ -116,7 +116,8 @@ class Gateway:
         kept = [
             header
             for header in rest.split(b"\r\n")
-            if header and header.partition(b":")[0].strip().lower() not in (b"proxy-connection", b"connection", b"keep-alive")
+            if header
+            and header.partition(b":")[0].strip().lower() not in (b"proxy-connection", b"connection", b"keep-alive")
         ]
         first = b"\r\n".join([f"{method} {path} HTTP/1.1".encode("latin-1"), *kept, b"connection: close", b"", b""])
         return there, first

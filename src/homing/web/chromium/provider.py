@@ -31,6 +31,7 @@ from homing.web.chromium.browser import Browser, Launch
 from homing.web.chromium.context import Context
 from homing.web.chromium.driver import Driver
 from homing.web.chromium.gateway import Gateway
+from homing.web.chromium.held import Held
 from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import BrowserStartError
 from homing.web.processes import end, end_orphans, is_running, left_of, owner_mark, remove_folder
@@ -47,17 +48,14 @@ _numbers = itertools.count(1)
 
 
 @dataclass(eq=False, slots=True)
-class Held:
-    """What a lease of this provider holds: its backends understand it.
+class LocalHeld(Held):
+    """A context of a browser of ours.
 
     Attributes:
         release: Its one end; set when it begins.
     """
 
     browser: Browser
-    context: Context
-    footprint: Footprint
-    viewport: tuple[int, int]
     own_browser: bool
     release: asyncio.Task[None] | None = None
 
@@ -117,8 +115,8 @@ class LocalProvider:
         self._folder: Path | None = None
         self._driver: Driver | None = None
         self._browsers: list[Browser] = []
-        self._warm: deque[Held] = deque()
-        self._live: set[Held] = set()
+        self._warm: deque[LocalHeld] = deque()
+        self._live: set[LocalHeld] = set()
         self._starting = asyncio.Lock()
         self._refill: asyncio.Task[None] | None = None
         self._tasks = Tasks()
@@ -184,7 +182,7 @@ class LocalProvider:
         """
         if handle.owner_pid != os.getpid():
             raise RuntimeError("the browser lease belongs to another process")
-        held: Held = handle.state
+        held: LocalHeld = handle.state
         if held.release is None or (held.release.done() and _failed(held.release)):
             held.release = self._tasks.spawn(self._release(held), "release browser lease")
         await asyncio.shield(held.release)
@@ -194,7 +192,7 @@ class LocalProvider:
 
     async def interrupt(self, handle: BrowserHandle) -> None:
         """See `BrowserProvider.interrupt`: the pages' renderers are ended, which needs no answer of theirs."""
-        held: Held = handle.state
+        held: LocalHeld = handle.state
         with contextlib.suppress(Exception):
             await asyncio.to_thread(end, held.footprint.processes, _INTERRUPT_SECONDS)
         for view in held.context.tabs():
@@ -254,7 +252,7 @@ class LocalProvider:
 
     # --- contexts ---
 
-    def _ready(self) -> Held | None:
+    def _ready(self) -> LocalHeld | None:
         while self._warm:
             held = self._warm.popleft()
             if held.browser.is_running and not held.browser.is_retired and held.context.has_page:
@@ -262,7 +260,7 @@ class LocalProvider:
             held.browser.leases -= 1
         return None
 
-    async def _make(self) -> Held:
+    async def _make(self) -> LocalHeld:
         for attempt in (1, 2):
             browser = await self._browser()
             try:
@@ -286,8 +284,13 @@ class LocalProvider:
                 if browser.process is not None:
                     footprint.processes.add(browser.process)
                 footprint.folders.add(browser.folder)
-            return Held(
-                browser, Context(raw, page), footprint, self.settings.viewport, self.settings.isolation == "browser"
+            return LocalHeld(
+                browser.playwright.is_connected,
+                Context(raw, page),
+                footprint,
+                self.settings.viewport,
+                browser=browser,
+                own_browser=self.settings.isolation == "browser",
             )
         raise AssertionError("unreachable")
 
@@ -353,7 +356,7 @@ class LocalProvider:
                 return
             self._warm.append(held)
 
-    async def _release(self, held: Held) -> None:
+    async def _release(self, held: LocalHeld) -> None:
         browser = held.browser
         if held in self._live:
             self._live.discard(held)

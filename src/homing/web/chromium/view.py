@@ -59,7 +59,10 @@ class View:
         return self._cdp
 
     def _started(self, event: dict[str, Any]) -> None:
-        if event.get("frameId") == self._frame and event.get("navigationType") not in ("sameDocument", "historySameDocument"):
+        if event.get("frameId") == self._frame and event.get("navigationType") not in (
+            "sameDocument",
+            "historySameDocument",
+        ):
             self.settled.clear()
 
     def _stopped(self, event: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from homing.web.errors import InvalidTaskError
 from homing.web.models import Task, VerifierResult
 from homing.web.pages import StaticPages
 
-VIEWPORT: Final = "viewport=500x320"
+VIEWPORT: Final = (500, 320)
 """Room for a task's 160 by 210 pixels and for the menus that open beside them."""
 
 _EPISODE_MILLISECONDS: Final = 1_000_000
@@ -31,7 +31,21 @@ _READY_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.05
 
 # The display of reward and time is hidden: it would differ from one look to the next.
-_BEGIN: Final = """([seed, milliseconds, mode]) => {
+# Pictures that a task puts into its page are fetched before it starts: else the first look would depend on when they come.
+_BEGIN: Final = """async ([seed, milliseconds, mode]) => {
+  const urls = new Set();
+  for (const sheet of document.styleSheets) {
+    for (const rule of sheet.cssRules) {
+      for (const found of rule.cssText.matchAll(/url\\("?([^")]+)"?\\)/g)) {
+        urls.add(new URL(found[1], sheet.href || document.baseURI).href);
+      }
+    }
+  }
+  core.pictures = [...urls].map((url) => Object.assign(new Image(), { src: url }));
+  await Promise.race([
+    Promise.allSettled(core.pictures.map((picture) => picture.decode())),
+    new Promise((done) => setTimeout(done, 2000)),
+  ]);
   core.EPISODE_MAX_TIME = milliseconds;
   if (core.setDataMode) core.setDataMode(mode);
   Math.seedrandom(seed);
@@ -58,6 +72,7 @@ class MiniwobTasks:
     """
 
     name = "miniwob"
+    viewport = VIEWPORT
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or _installed_pages()
@@ -92,7 +107,7 @@ class MiniwobTasks:
         if task.seed is None:
             completed["seed"] = 0
         if task.runtime_profile is None:
-            completed["runtime_profile"] = VIEWPORT
+            completed["runtime_profile"] = "viewport={}x{}".format(*VIEWPORT)
         if not task.sites:
             # Every session has its own copy of the page: nothing is shared.
             completed["mutation_class"] = "session_only"

@@ -247,7 +247,9 @@ async def navigate_tree(agent: Agent) -> None:
             await agent.click(found[0])
             continue
         closed = [
-            node for node in agent.scene.all("text|generic") if "folder-closed" in node.get("image") and node.ref not in opened
+            node
+            for node in agent.scene.all("text|generic")
+            if "folder-closed" in node.get("image") and node.ref not in opened
         ]
         if not closed:
             raise GaveUpError("not in the tree")
@@ -267,7 +269,9 @@ async def odd_or_even(agent: Agent) -> None:
         wanted = "Even" if int(number.name) % 2 == 0 else "Odd"
         assert number.box is not None
         top = number.box.y
-        row = agent.scene.one("button", wanted, lambda node, top=top: node.box is not None and abs(node.box.y - top) < 12)
+        row = agent.scene.one(
+            "button", wanted, lambda node, top=top: node.box is not None and abs(node.box.y - top) < 12
+        )
         await agent.click(row)
     await agent.press_button()
 
@@ -381,26 +385,36 @@ def _results(scene: Scene) -> list[Node]:
 
 @solves("tic-tac-toe")
 async def tic_tac_toe(agent: Agent) -> None:
-    lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
     fields = agent.scene.all("generic|text", where=lambda node: node.box is not None and 30 < node.box.width < 60)[:9]
     places = [field.middle for field in fields]
     for _ in range(5):
-        marks = [_mark(agent.scene, place) for place in places]
-        for mine, wanted in (("X", 2), ("O", 2), ("X", 1), ("", 0)):
-            best = [
-                field
-                for line in lines
-                if sum(marks[each] == mine for each in line) == wanted
-                and sum(marks[each] == "" for each in line) == 3 - wanted
-                for field in line
-                if marks[field] == ""
-            ]
-            if best:
-                break
-        else:
-            best = [index for index, mark in enumerate(marks) if not mark]
-        free = 4 if 4 in best else min(best, key=lambda index: (index % 2, index))
+        marks = tuple(_mark(agent.scene, place) for place in places)
+        free = max((index for index, mark in enumerate(marks) if not mark), key=lambda index: _worth(marks, index))
         await agent.point(*places[free])
+
+
+_LINES: Final = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+def _has_won(marks: tuple[str, ...], mark: str) -> bool:
+    return any(all(marks[each] == mark for each in line) for line in _LINES)
+
+
+def _worth(marks: tuple[str, ...], index: int) -> float:
+    """How good it is to put an X there, against one who plays at random half of the time and well otherwise."""
+    after = (*marks[:index], "X", *marks[index + 1 :])
+    if _has_won(after, "X"):
+        return 1.0
+    answers = []
+    for answer in (place for place, mark in enumerate(after) if not mark):
+        answered = (*after[:answer], "O", *after[answer + 1 :])
+        if _has_won(answered, "O"):
+            answers.append(-1.0)
+        else:
+            answers.append(max((_worth(answered, mine) for mine, mark in enumerate(answered) if not mark), default=0.0))
+    if not answers:
+        return 0.0
+    return 0.5 * sum(answers) / len(answers) + 0.5 * min(answers)
 
 
 def _mark(scene: Scene, place: tuple[float, float]) -> str:

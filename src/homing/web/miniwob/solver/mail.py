@@ -28,7 +28,9 @@ _REPLY: Final = r"reply|respond|answer|write back|tell|text"
 )
 async def handle_email(agent: Agent) -> None:
     senders = _senders(agent)
-    named = sorted((agent.goal.find(name), name) for name in senders if re.search(rf"\b{re.escape(name)}\b", agent.goal))
+    named = sorted(
+        (agent.goal.find(name), name) for name in senders if re.search(rf"\b{re.escape(name)}\b", agent.goal)
+    )
     if not named:
         raise GaveUpError("the goal names no sender")
     goal = agent.goal

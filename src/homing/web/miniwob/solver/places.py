@@ -57,7 +57,9 @@ async def daily_calendar(agent: Agent) -> None:
     row = _hour_row(agent, start)
     assert row.box is not None
     step = row.box.height / 2
-    busy = [node.box for node in agent.scene.nodes if node.box and node.box.width > 60 and node.name and node.box.x > 25]
+    busy = [
+        node.box for node in agent.scene.nodes if node.box and node.box.width > 60 and node.name and node.box.x > 25
+    ]
     x = row.box.x + row.box.width * 0.7
     first = _half(start)
     for offset in range(_half(end) - first - halves + 1):
@@ -99,9 +101,7 @@ async def book_flight(agent: Agent) -> None:
         await agent.act("focus", ref=agent.scene.one("textbox", label).ref)
         code = re.search(r"\(([A-Z]{3})\)", place)
         await agent.act("keyboard_type", text=code[1] if code else place)
-        entry = await agent.wait_until(
-            lambda scene, place=place: _suggestion(scene.everything, place)
-        )
+        entry = await agent.wait_until(lambda scene, place=place: _suggestion(scene.everything, place))
         await agent.click(entry)
     month, number, year = (int(part) for part in day.split("/"))
     await agent.click(agent.scene.all("textbox")[2])
@@ -120,7 +120,11 @@ async def book_flight(agent: Agent) -> None:
 
 def _suggestion(nodes: list[Node], place: str) -> Node | None:
     city = place.split(" (")[0]
-    found = [node for node in nodes if city in node.name and node.role not in ("textbox", "status") and node.box and node.box.y > 50]
+    found = [
+        node
+        for node in nodes
+        if city in node.name and node.role not in ("textbox", "status") and node.box and node.box.y > 50
+    ]
     return found[0] if found else None
 
 

@@ -132,7 +132,8 @@ async def stock_market(agent: Agent) -> None:
     limit = float(agent.match(r"less than \$([\d.]+\d)")[0])
     for _ in range(110):
         price = next(
-            (float(node.name.lstrip("$")) for node in agent.scene.all("text") if re.fullmatch(r"\$[\d.]+", node.name)), None
+            (float(node.name.lstrip("$")) for node in agent.scene.all("text") if re.fullmatch(r"\$[\d.]+", node.name)),
+            None,
         )
         if price is not None and price <= limit:
             await agent.press_button("Buy")
@@ -148,7 +149,9 @@ async def text_editor(agent: Agent) -> None:
         raise GaveUpError("which style?")
     editor = next(node for node in agent.scene.all("textbox") if node.value and node.box and node.box.height > 40)
     text = editor.value
-    start, end = (0, len(text)) if everything or word is None else (text.index(word[1]), text.index(word[1]) + len(word[1]))
+    start, end = (
+        (0, len(text)) if everything or word is None else (text.index(word[1]), text.index(word[1]) + len(word[1]))
+    )
     await agent.act("select_text", ref=editor.ref, start=start, end=end)
     keys = {"bold": "Control+b", "italics": "Control+i", "underlined": "Control+u"}
     if style[1] in keys:

@@ -160,7 +160,9 @@ async def algebra(agent: Agent) -> None:
 
 @solves("visual-addition")
 async def visual_addition(agent: Agent) -> None:
-    blocks = agent.scene.all("generic", where=lambda node: node.box is not None and node.box.width < 20 and not node.name)
+    blocks = agent.scene.all(
+        "generic", where=lambda node: node.box is not None and node.box.width < 20 and not node.name
+    )
     await agent.fill(agent.scene.one("textbox"), str(len(blocks)))
     await agent.press_button()
 
@@ -242,7 +244,9 @@ async def autocomplete(agent: Agent) -> None:
     entry = await agent.wait_until(
         lambda scene: scene.one(
             "option|listitem|menuitem|generic|text",
-            where=lambda node: node.name.startswith(start) and node.name.endswith(rest[0] if rest else "") and node.name != start,
+            where=lambda node: (
+                node.name.startswith(start) and node.name.endswith(rest[0] if rest else "") and node.name != start
+            ),
         )
     )
     await agent.click(entry)
