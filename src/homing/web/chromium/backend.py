@@ -22,7 +22,7 @@ from homing.web.actions import Command, observation_named, read_action
 from homing.web.base import BackendSpec, Progress, Runner, TaskSet
 from homing.web.chromium.context import Context
 from homing.web.chromium.held import Held
-from homing.web.chromium.hands import ActionFailedError, Hands
+from homing.web.chromium.hands import NAVIGATION_SECONDS, ActionFailedError, Hands
 from homing.web.chromium.rules import NavigationRules
 from homing.web.chromium.screencast import Screencast
 from homing.web.chromium.view import View
@@ -55,10 +55,12 @@ class PlaySettings:
 
     Attributes:
         settle_seconds: How long a step waits for a navigation that it has begun.
+        navigation_seconds: How long `goto` and its like wait for the page.
         rules: Where an action may go; the connections have rules of their own, which are the provider's.
     """
 
     settle_seconds: float = _SETTLE_SECONDS
+    navigation_seconds: float = NAVIGATION_SECONDS
     rules: NavigationRules = NavigationRules()
 
 
@@ -111,7 +113,7 @@ class ChromiumBackend:
         self._held = held
         self._context: Context = held.context
         self._rules = rules
-        self._hands = Hands(self._context, rules)
+        self._hands = Hands(self._context, rules, settings.navigation_seconds)
         self._profile = ObservationProfile()
         self._tasks = Tasks()
         self._task = spec.task
@@ -131,7 +133,7 @@ class ChromiumBackend:
         """See `Backend.reset`."""
         self._task = task
         self._profile = observation_profile(task.observation_profile)
-        self._hands = Hands(self._context, self._rules)
+        self._hands = Hands(self._context, self._rules, self._settings.navigation_seconds)
         self._last_action = self._last_error = ""
         self._ended = None
         self._next_ref = 1

@@ -28,7 +28,8 @@ from homing.web.errors import InvalidActionError, StaleRefError
 if TYPE_CHECKING:
     from playwright.async_api import FilePayload
 
-_NAVIGATION_SECONDS: Final = 10.0
+NAVIGATION_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 1.0
 _CHOOSER_SECONDS: Final = 2.0
 _NOOP_MILLISECONDS: Final = 1000
 _WAIT_MILLISECONDS: Final = 5000
@@ -59,9 +60,12 @@ class ActionFailedError(Exception):
 class Hands:
     """Does commands in a session's pages. Borrows the context."""
 
-    def __init__(self, context: Context, rules: NavigationRules) -> None:
+    def __init__(
+        self, context: Context, rules: NavigationRules, navigation_seconds: float = NAVIGATION_SECONDS
+    ) -> None:
         self._context = context
         self._rules = rules
+        self._navigation_seconds = navigation_seconds
         self.messages: list[str] = []
         self.answer: str | None = None
         self.infeasible: str | None = None
@@ -272,13 +276,13 @@ class Hands:
         why = self._rules.refused_url(url)
         if why is not None:
             raise ActionFailedError(f"the page was not opened: {why}")
-        await self._navigate(self._context.active.page.goto(url, timeout=_NAVIGATION_SECONDS * 1000))
+        await self._navigate(self._context.active.page.goto(url, timeout=self._navigation_seconds * 1000))
 
     async def _do_go_back(self) -> None:
-        await self._navigate(self._context.active.page.go_back(timeout=_NAVIGATION_SECONDS * 1000))
+        await self._navigate(self._context.active.page.go_back(timeout=self._navigation_seconds * 1000))
 
     async def _do_go_forward(self) -> None:
-        await self._navigate(self._context.active.page.go_forward(timeout=_NAVIGATION_SECONDS * 1000))
+        await self._navigate(self._context.active.page.go_forward(timeout=self._navigation_seconds * 1000))
 
     async def _navigate(self, going: Awaitable[object]) -> None:
         from playwright.async_api import TimeoutError as PlaywrightTimeoutError
@@ -288,7 +292,11 @@ class Hands:
         try:
             await going
         except PlaywrightTimeoutError as error:
-            raise ActionFailedError(f"the page had not loaded after {_NAVIGATION_SECONDS:g} s") from error
+            # Else what is looked at would go on changing.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await (await view.cdp()).send("Page.stopLoading")
+            raise ActionFailedError(f"the page had not loaded after {self._navigation_seconds:g} s") from error
         except Exception as error:
             if len(self._context.downloads()) > downloads or not view.is_usable:
                 return  # a download took its place, or the crash is told by who sees it

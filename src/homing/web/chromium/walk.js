@@ -223,7 +223,7 @@
         if (isSeen && (!inName || acts || isShape || role === "img") && (!isPlain || acts || text || layout && isPainted(style) || ["list", "table", "row"].includes(role))) {
           let line = `[${ref(element)}] ${role}`;
           if (name) line += ` ${quote(name)}`;
-          else if (text && !isControl) line += ` ${quote(text)}`;
+          else if (text && !isControl && !hasElements) line += ` ${quote(text)}`;
           line += states(element, tag, role);
           if (document.activeElement === element || element.ownerDocument.activeElement === element) {
             line += " focused";
@@ -420,8 +420,9 @@
 
   // Ready a field for text: {typed: true} when the text is to be typed now, {done: true} when the value has been set.
   const prepare = (number, value) => {
-    const { element, error } = find(number);
-    if (error) return { error };
+    const found = find(number);
+    if (found.error) return { error: found.error };
+    const element = found.element.localName === "label" && found.element.control ? found.element.control : found.element;
     const tag = element.localName;
     const isField = tag === "textarea" || (tag === "input" && !["checkbox", "radio", "button", "submit", "reset", "image", "file"].includes(element.type));
     if (!isField && !element.isContentEditable) return { error: "not a field" };
