@@ -105,6 +105,6 @@ WEB_BUGS: Final = (
         "cancelling a seed leaves it where it was",
         "P3",
         (Change(f"{_WEB}/manager.py", "self._sessions.end(session, CANCELLED)\n            raise", "raise"),),
-        (f"{_UNIT}::test_a_cancelled_seed_gives_its_browser_back_when_it_comes",),
+        (f"{_UNIT}::test_a_cancelled_seed_is_no_session", _MACHINE),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.web_fakes import FakeBrowsers, FakeFactory, FakeRecordings, Faults
 
-from homing.web.assembly import Assembly
+from homing.web.assembly import Assembly, SiteRule
 from homing.web.base import BrowserHandle, BrowserSpec, Footprint, ProcessMark
 from homing.web.models import Task
 from homing.web.processes import browser_environment, end, mark
@@ -30,7 +30,13 @@ class ProcessBrowsers(FakeBrowsers):
             self.faults.add(name, *kinds)
         handle = await super().acquire(spec)
         process = await asyncio.create_subprocess_exec(
-            "sleep", "1000", env=browser_environment(), start_new_session=True
+            "sleep",
+            "1000",
+            env=browser_environment(),
+            start_new_session=True,
+            # Whoever reads the server's log waits for its end, which an orphan would put off.
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
         )
         found = mark(process.pid)
         assert found is not None
@@ -63,7 +69,9 @@ class ProcessBrowsers(FakeBrowsers):
 class FaultyFactory(FakeFactory):
     def check(self, task: Task) -> Task:
         checked = super().check(task)
-        return checked if checked.seed is not None else checked.model_copy(update={"seed": 0})
+        changes = {"seed": checked.seed or 0}
+        # A task without sites changes none: else all of them would wait for one another.
+        return checked.model_copy(update=changes if checked.sites else {**changes, "mutation_class": "session_only"})
 
 
 @asynccontextmanager
@@ -76,7 +84,8 @@ async def assemble_fakes(settings: WebSettings) -> AsyncIterator[Assembly]:
 def server(**changes: Any) -> WebServer:
     """What `homing run tests.support.web_app:server` serves."""
     settings = {"max_sessions": 16, "stop_seconds": 5.0, "operation_seconds": 5.0, "acquire_seconds": 5.0}
-    return WebServer(assemble_fakes, WebSettings(**{**settings, **changes.pop("settings", {})}), **changes)
+    made = WebSettings(**{**settings, **changes.pop("settings", {})})
+    return WebServer(assemble_fakes, made, **{"sites": SiteRule("locked"), **changes})
 
 
 def marks_of(health: Mapping[str, Any]) -> list[ProcessMark]:

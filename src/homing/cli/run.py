@@ -30,6 +30,7 @@ def _run(**given: Any) -> None:
     \b
     homing run shop:app --workers 4 --session cookie:cart
     homing run server:mcp --workers 4 --preset mcp
+    homing run chat:app --workers 4 --preset engineio
 
     SPEC, a place where a session is named, is one of
 

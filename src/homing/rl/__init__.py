@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from homing.rl.agents.activation import Activation, AgentSession
+    from homing.rl.agents.errors import AgentRunError, AgentSetupError
+    from homing.rl.agents.server import AgentServer
+    from homing.rl.agents.tool_calling import ToolCallingAgent
     from homing.rl.client import RemoteEnv, RemoteVectorEnv
+    from homing.rl.episode_protocol import ToolAccess
+    from homing.rl.episodes.server import EnvironmentServer
     from homing.rl.errors import ConflictError, RemoteError, SeedRejectedError, ToolError
     from homing.rl.gymnasium import GymnasiumServer
     from homing.rl.protocol import EpisodeId, TaskId, Verdict, VerifyRequest
@@ -20,7 +26,13 @@ if TYPE_CHECKING:
     from homing.rl.tools import tool
 
 _MODULES: Final = {
+    "Activation": "agents.activation",
+    "AgentRunError": "agents.errors",
+    "AgentServer": "agents.server",
+    "AgentSession": "agents.activation",
+    "AgentSetupError": "agents.errors",
     "ConflictError": "errors",
+    "EnvironmentServer": "episodes.server",
     "EpisodeId": "protocol",
     "GymnasiumServer": "gymnasium",
     "RemoteEnv": "client",
@@ -32,6 +44,8 @@ _MODULES: Final = {
     "SeedRejectedError": "errors",
     "Seeded": "resources",
     "TaskId": "protocol",
+    "ToolAccess": "episode_protocol",
+    "ToolCallingAgent": "agents.tool_calling",
     "ToolError": "errors",
     "Verdict": "protocol",
     "VerifyRequest": "protocol",
@@ -41,7 +55,13 @@ _MODULES: Final = {
 """Each public name, and the module of this room that it is in."""
 
 __all__ = [
+    "Activation",
+    "AgentRunError",
+    "AgentServer",
+    "AgentSession",
+    "AgentSetupError",
     "ConflictError",
+    "EnvironmentServer",
     "EpisodeId",
     "GymnasiumServer",
     "RemoteEnv",
@@ -53,6 +73,8 @@ __all__ = [
     "SeedRejectedError",
     "Seeded",
     "TaskId",
+    "ToolAccess",
+    "ToolCallingAgent",
     "ToolError",
     "Verdict",
     "VerifyRequest",

@@ -10,7 +10,11 @@ from typing import Final
 
 import click
 
-_COMMANDS: Final[dict[str, str]] = {"serve": "homing.rl.serve_command:serve"}
+_COMMANDS: Final[dict[str, str]] = {
+    "demo": "homing.rl.demo.command:demo",
+    "rollouts": "homing.rl.rollouts.command:rollouts",
+    "serve": "homing.rl.serve_command:serve",
+}
 """Each sub-command, and where its `click.Command` is."""
 
 

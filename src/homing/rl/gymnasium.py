@@ -38,7 +38,7 @@ from homing.rl.sessions import Session
 from homing.rl.spaces import decode_member
 from homing.routing import SESSION_ID_SCOPE_KEY
 
-DEFAULT_THREADS: Final = 8
+DEFAULT_THREADS: Final = 4
 DEFAULT_IDLE_SECONDS: Final = 86_400.0
 MAX_BATCH_ITEMS: Final = 4096
 GYMNASIUM_MAX_BODY_BYTES: Final = 16 * DEFAULT_MAX_BODY_BYTES
@@ -220,7 +220,7 @@ class GymnasiumServer(SessionServer[Hosted]):
             summary="Begin an episode; the first one of a session makes its environment",
             errors={409: "the session is being closed", 413: too_large, 422: malformed, 500: failed},
         )
-        add_json_route(
+        self.fast_routes["/step"] = add_json_route(
             app,
             "/step",
             self._answer_step,
@@ -230,7 +230,7 @@ class GymnasiumServer(SessionServer[Hosted]):
             summary="Take a step. The one that ends the episode ends the session, unless the request says a close follows",
             errors={404: lost, 409: "the episode is over: reset it", 413: too_large, 422: malformed, 500: failed},
         )
-        add_json_route(
+        self.fast_routes["/batch"] = add_json_route(
             app,
             "/batch",
             self._answer_batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -23,6 +23,7 @@ from starlette.responses import Response
 from homing.errors import ReplyError
 from homing.rl.errors import BodyTooLargeError, InvalidRequestError, RlError, invalid
 from homing.routing.answers import ERROR_HEADER
+from homing.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -56,24 +57,48 @@ class JsonRoute(APIRoute):
     """A route whose endpoint is only described by its signature, and served by its attribute `serve`."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
-        """The endpoint's own handler, as it is."""
+        """The endpoint's own handler."""
         serve: Handler = self.endpoint.serve  # type: ignore[attr-defined]  # set by `add_json_route`
-        what = self.name
+        return serve
 
-        async def handler(request: Request) -> Response:
-            try:
-                return await serve(request)
-            except ReplyError as error:
-                return error_response(error)
-            except ClientDisconnect:
-                return Response(status_code=400)  # nobody is there to read it
-            except Exception:
-                # Caught here, and not by the server, so that the caller gets the same whether it was forwarded or not.
-                logger.exception("%s failed", what)
-                detail = f"{what} failed; the server's log says why."
-                return _error_response(500, "internal_error", detail, (), {})
 
-        return handler
+def _answering(name: str, serve: Handler) -> Handler:
+    """`serve`, with every error as a reply."""
+
+    async def handler(request: Request) -> Response:
+        try:
+            return await serve(request)
+        except ReplyError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
+        except Exception:
+            # Caught here, and not by the server, so that the caller gets the same whether it was forwarded or not.
+            logger.exception("%s failed", name)
+            detail = f"{name} failed; the server's log says why."
+            return _error_response(500, "internal_error", detail, (), {})
+
+    return handler
+
+
+class FastRoutes:
+    """Serves some routes at once, past the session cookie and the app's own routing: those that need neither.
+
+    Which session such a request is of, the router has found already; it makes none, and its reply sets no cookie.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Mapping[str, Handler]) -> None:
+        self.app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+            handler = self._routes.get(scope["path"])
+            if handler is not None:
+                response = await handler(Request(scope, receive))
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def add_json_route(
@@ -89,12 +114,16 @@ def add_json_route(
     errors: dict[int, str] | None = None,
     methods: tuple[str, ...] = ("POST",),
     tags: tuple[str, ...] = (),
-) -> None:
+) -> Handler:
     """Add a route that `serve` handles, described by the types of its body and reply.
 
     Args:
         errors: Which statuses it answers errors with, and when.
+
+    Returns:
+        What handles it, with every error as a reply; for `FastRoutes`.
     """
+    handler = _answering(name, serve)
 
     async def endpoint(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("described, never called")
@@ -105,7 +134,7 @@ def add_json_route(
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     endpoint.__name__ = name
     endpoint.__doc__ = description
-    endpoint.serve = serve  # type: ignore[attr-defined]
+    endpoint.serve = handler  # type: ignore[attr-defined]
     responses: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody, "description": when} for status, when in (errors or {}).items()
     }
@@ -121,6 +150,7 @@ def add_json_route(
         route_class_override=JsonRoute,
         tags=list(tags),
     )
+    return handler
 
 
 def add_error_replies(app: FastAPI, lists: Callable[[], str]) -> None:
@@ -201,10 +231,21 @@ def validated(adapter: TypeAdapter[Any], raw: bytes) -> Any:
     Raises:
         InvalidRequestError: it is no JSON, or not of that type; the message names the field.
     """
+    refuse_odd_numbers(raw)
     try:
         return adapter.validate_json(raw or b"{}")
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def refuse_odd_numbers(raw: bytes) -> None:
+    """Refuse NaN and infinities, which are no JSON (RFC 8259, 6), wherever they are: parsers let them through.
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    if b"NaN" in raw or b"Infinity" in raw:  # or a string that says so
+        json_object(raw)
 
 
 def json_object(raw: bytes) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class ResourcesServer(SessionServer[StateT]):
                 503: "the state could not be released, or is in use: send it again",
             },
         )
-        add_json_route(
+        self.fast_routes["/verify"] = add_json_route(
             app,
             "/verify",
             self._answer_verify,
@@ -245,7 +245,7 @@ class ResourcesServer(SessionServer[StateT]):
             self._mcp = McpEndpoint(self.name, self.tools, self.sessions, self.token_serializer(), self.max_body_bytes)
             app.router.routes.append(Route(MCP_PATH, self._mcp, include_in_schema=False))
         for each in self.tools.values():
-            add_json_route(
+            self.fast_routes[f"/{each.name}"] = add_json_route(
                 app,
                 f"/{each.name}",
                 self._tool_handler(each),

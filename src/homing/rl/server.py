@@ -25,7 +25,14 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.errors import ConfigurationError
 from homing.identity import SESSION_OWNER_HEADER, SessionKind
 from homing.lifetime import CLOSE_FOLLOWS_HEADER, AgentSessionHolder
-from homing.rl.json_route import DEFAULT_MAX_BODY_BYTES, add_error_replies, add_json_route, json_response
+from homing.rl.json_route import (
+    DEFAULT_MAX_BODY_BYTES,
+    FastRoutes,
+    Handler,
+    add_error_replies,
+    add_json_route,
+    json_response,
+)
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions, SessionRoutingMiddleware, install_session_routing
 from homing.rundir import (
@@ -89,6 +96,8 @@ class RlServer:
         self._secret = secret
         self._options: RoutingOptions | None = None
         self._app: FastAPI | None = None
+        self.fast_routes: dict[str, Handler] = {}
+        """POST routes, added in `add_routes`, that make no session and need no cookie but the one that names theirs."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -205,6 +214,8 @@ class RlServer:
         add_json_route(app, "/", self._answer_alive, name="alive", reply=dict[str, Any], methods=("GET",))
         add_json_route(app, "/healthz", self._answer_alive, name="healthz", reply=dict[str, Any], methods=("GET",))
         self.add_routes(app)
+        # A middleware of the subclass's own has to see every request.
+        fast = {} if app.user_middleware else self.fast_routes
         add_error_replies(app, self.lists)
         # Inside the session cookie and the router, which match prefixed paths themselves.
         app.add_middleware(RolloutPrefixMiddleware)
@@ -214,6 +225,7 @@ class RlServer:
             session_cookie=self.cookie_name,
             max_age=COOKIE_MAX_AGE_SECONDS,
         )
+        app.add_middleware(FastRoutes, routes=fast)
         self._install_routing(app)
         return app
 

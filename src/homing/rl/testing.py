@@ -8,10 +8,11 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from homing.rl.agents.checks import AgentCheck
 from homing.rl.calls import Answer, Caller
 from homing.rl.protocol import CLOSE_FOLLOWS
 
-__all__ = ["check_resources_server"]
+__all__ = ["check_agent_server", "check_resources_server"]
 
 
 def check_resources_server(
@@ -50,6 +51,25 @@ def check_resources_server(
     check.a_verify_that_a_close_follows_ends_nothing()
 
 
+def check_agent_server(
+    url: str, *, seed: dict[str, Any] | None = None, responses: dict[str, Any] | None = None
+) -> None:
+    """Check that an agent server keeps the contract of its sessions: seeds, closes and their receipts, activations, stops.
+
+    It seeds and closes sessions of its own, each call over a new connection, so a server of several workers is checked
+    across them. Nothing that it opened is left open.
+
+    Args:
+        url: Where the server is, such as `http://127.0.0.1:8000`.
+        seed: Further fields of a seed that it can serve, such as `tool_accesses`.
+        responses: What an activation is asked, such as `{"input": "hello"}`; without it, none is run.
+
+    Raises:
+        AssertionError: it does not; the message says what was expected.
+    """
+    AgentCheck(url, seed or {}, responses).run()
+
+
 class _ResourcesCheck:
     def __init__(self, url: str, task_data: dict[str, Any], task_id: dict[str, str], verify: dict[str, Any]) -> None:
         self._url = url
@@ -71,7 +91,7 @@ class _ResourcesCheck:
     def another_episode_is_refused(self) -> None:
         session, caller = self._names(), Caller(self._url)
         _expect(self._seed(caller, session), 200, "a seed")
-        other = session | {"episode_id": {"rollout_id": f"check-{secrets.token_hex(4)}"}}
+        other = session | {"episode_id": {"rollout_id": f"check-x{secrets.token_hex(4)}"}}
         _expect(self._seed(caller, other), 409, "a seed of an open session with another episode")
         later = session | {"episode_id": session["episode_id"] | {"attempt": 1}}
         _expect(self._seed(caller, later), 409, "a seed of an open session with another attempt")
@@ -91,7 +111,7 @@ class _ResourcesCheck:
     def a_close_of_another_episode_is_refused(self) -> None:
         session, caller = self._names(), Caller(self._url)
         _expect(self._seed(caller, session), 200, "a seed")
-        other = session | {"episode_id": {"rollout_id": f"check-{secrets.token_hex(4)}"}}
+        other = session | {"episode_id": {"rollout_id": f"check-x{secrets.token_hex(4)}"}}
         _expect(self._close(caller, other), 409, "a close that names another episode")
         _expect(self._seed(caller, session), 200, "the seed again, after a refused close: the session is still open")
         _expect(self._close(caller, session), 200, "the right close, after a refused one")
@@ -141,7 +161,7 @@ class _ResourcesCheck:
     def _names(self) -> dict[str, Any]:
         return {
             "resources_session_id": f"resources-session-{secrets.token_hex(16)}",
-            "episode_id": {"rollout_id": f"check-{secrets.token_hex(4)}", "attempt": 0},
+            "episode_id": {"rollout_id": f"check-x{secrets.token_hex(4)}", "attempt": 0},
         }
 
     def _seed(self, caller: Caller, session: dict[str, Any]) -> Answer:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from homing.errors import ConfigurationError
 from homing.rl.errors import invalid
+from homing.rl.json_route import validated
 
 RESERVED: Final = frozenset(
     {
@@ -93,11 +94,7 @@ class Tool:
         Raises:
             InvalidRequestError: they are not what the tool takes; the message names the argument.
         """
-        try:
-            found = self._adapter.validate_json(raw or b"{}")
-        except ValidationError as error:
-            raise invalid(error) from error
-        return self._by_name(found)
+        return self._by_name(validated(self._adapter, raw))
 
     def from_object(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments in a parsed JSON object.

@@ -65,11 +65,13 @@ def install_session_routing(
         socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers, or what makes or finds
             it as the worker starts. None: one worker; it only checks and sets the session ID of seeds and closes, and owns
             nothing.
-        mcp_token_header, mcp_token_serializer: Where MCP tool calls carry a token that names their session.
+        mcp_token_header: Where MCP tool calls carry a token that names their session.
+        mcp_token_serializer: What signed that token.
         agent_sessions: For an agent server, whose own records decide how long it owns its sessions.
         close_retry_window_seconds: For a resources server: how long the owner of a session that is not open is kept
             after its last request. Default 300.
-        session_starts, session_ends: Routes that start or end a session, beside the kind's seed and close.
+        session_starts: Routes that start a session, beside the kind's seed.
+        session_ends: Routes that end one, beside its close.
         close_follows_header: The request header by which an end route's caller says that a close follows.
         backlog: Connections that may wait at the private socket.
         mcp_path: Where the token alone names the session.

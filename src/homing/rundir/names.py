@@ -19,6 +19,9 @@ SESSION_SOCKET_DIR_ENV: Final = "HOMING_SESSION_SOCKET_DIR"
 SESSION_OWNERS_DIR: Final = "session-owners"
 """The directory of the owner records, in the run directory."""
 
+SITES_DIR: Final = "sites"
+"""The directory, in a run directory, of the lock files of sites that browser sessions share."""
+
 MAX_SOCKET_PATH_BYTES: Final = 107
 """What `sun_path` holds on Linux (108) less its NUL; Python refuses more when it binds."""
 

@@ -33,7 +33,7 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
-from homing.runtime.secret import make_server_secret
+from homing.runtime.secret import keep_server_secret, make_server_secret
 from homing.runtime.server_directory import open_server_directory
 from homing.runtime.supervisor import raise_open_files_limit, serve
 from homing.runtime.underneath import check_uvicorn
@@ -103,7 +103,9 @@ def own_options() -> list[OwnOption]:
             multiple=True,
             help="A route that ends the session it names, such as 'DELETE /sessions/{id}'; without METHOD as above.",
         ),
-        OwnOption(["--preset"], metavar="NAME", help="A protocol's bundle of all that: mcp."),
+        OwnOption(
+            ["--preset"], metavar="NAME", help="A protocol's bundle of all that: engineio (Socket.IO), gradio or mcp."
+        ),
         OwnOption(
             ["--idle", "idle_seconds"],
             metavar="SECONDS",
@@ -403,6 +405,7 @@ def _serve_one(config: RunConfig) -> None:
             config.announce_address(listener)
             ChangeReload(config, target=partial(_serve_reloaded, config), sockets=[listener]).run()
         return
+    keep_server_secret()
     server = HomingServer(config, partial(_told, config))
     try:
         config.check_address()

@@ -224,5 +224,5 @@ def _no_sessions_line(workers: int, mcp: bool) -> str:
     return (
         f"{workers} workers need to know which session a request names: add --session header:NAME, cookie:NAME, "
         "signed-cookie:NAME:KEY (with --secret-env), query:NAME, path:/sessions/{session}, body:FIELD@/route or "
-        "mcp-handle:NAME, or --preset mcp for an MCP server; --no-sessions runs without"
+        "mcp-handle:NAME, or --preset mcp for an MCP server, engineio for Socket.IO, gradio for Gradio; --no-sessions runs without"
     )

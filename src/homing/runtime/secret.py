@@ -1,8 +1,8 @@
 """The secret that one server's workers share, for apps that sign something and were given no secret of their own.
 
 The invariant: the workers of one server, whenever started, have one secret, and nobody else does. It is in the
-environment that the supervisor gives its workers, or in a file of a run directory that only its user can read; never on a
-command line, and never in a log.
+environment that the supervisor gives its workers, which do not hand it on to what the app starts, or in a file of a run
+directory that only its user can read; never on a command line, and never in a log.
 
 Not here: what is signed with it (`homing.rl`).
 """
@@ -15,7 +15,7 @@ import secrets
 import tempfile
 from typing import Final
 
-from homing.errors import RunDirectoryError
+from homing.errors import ConfigurationError, RunDirectoryError
 
 SERVER_SECRET_ENV: Final = "HOMING_SERVER_SECRET"  # noqa: S105 - the variable's name
 """Set it to have the same secret after a restart, or on several machines. Else the supervisor makes one."""
@@ -23,11 +23,33 @@ SERVER_SECRET_ENV: Final = "HOMING_SERVER_SECRET"  # noqa: S105 - the variable's
 _FILE_NAME: Final = "secret"
 _SECRET_BYTES: Final = 32
 
+_kept: str | None = None
+"""This worker's, once it is no longer in the environment."""
+
 
 def make_server_secret() -> None:
-    """Make the secret, unless the user has set one. Called by the process whose children the workers are."""
-    if not os.environ.get(SERVER_SECRET_ENV):
+    """Make the secret, unless the user has set one. Called by the process whose children the workers are.
+
+    Raises:
+        ConfigurationError: the one that is set is too short to be a secret.
+    """
+    given = os.environ.get(SERVER_SECRET_ENV)
+    if not given:
         os.environ[SERVER_SECRET_ENV] = secrets.token_urlsafe(_SECRET_BYTES)
+    elif len(given.encode()) < _SECRET_BYTES:
+        raise ConfigurationError(
+            f"{SERVER_SECRET_ENV} has {len(given.encode())} bytes, and whoever guesses it can make any cookie: set at least "
+            f"{_SECRET_BYTES} random ones, or leave it out to have one made"
+        )
+
+
+def keep_server_secret() -> None:
+    """Take the secret out of this process's environment: the programs that the app starts need not know it.
+
+    Called by a process that serves, before it loads the app.
+    """
+    global _kept  # noqa: PLW0603 - it is the process's, as its environment is
+    _kept = os.environ.pop(SERVER_SECRET_ENV, None) or _kept
 
 
 def server_secret(run_directory: str | None) -> str:
@@ -39,7 +61,7 @@ def server_secret(run_directory: str | None) -> str:
     Raises:
         RunDirectoryError: the run directory cannot hold a secret.
     """
-    found = os.environ.get(SERVER_SECRET_ENV)
+    found = os.environ.get(SERVER_SECRET_ENV) or _kept
     if found:
         return found
     made = secrets.token_urlsafe(_SECRET_BYTES)

@@ -19,6 +19,7 @@ from homing.errors import RunDirectoryError
 from homing.rundir import (
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
+    SITES_DIR,
     RunDirectory,
     create_session_socket_dir,
     is_worker_id,
@@ -93,4 +94,6 @@ def _empty(path: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (SESSION_OWNERS_DIR, "owners.lock") or is_worker_id(name.removeprefix(".").partition(".")[0])
+    return name in (SESSION_OWNERS_DIR, SITES_DIR, "owners.lock") or is_worker_id(
+        name.removeprefix(".").partition(".")[0]
+    )

@@ -36,7 +36,7 @@ class Assemble(Protocol):
 class SiteRule:
     """How sites are shared: `unmanaged`, `locked`, or `limited` to so many sessions."""
 
-    mode: str = "locked"
+    mode: str = "unmanaged"
     limit: int = 1
 
     @classmethod

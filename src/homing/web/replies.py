@@ -13,6 +13,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from homing.errors import ReplyError
@@ -77,6 +78,10 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
         return _http_error_response(error)
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody is there to read it
 
     @app.exception_handler(Exception)
     async def other_error(_: Request, error: Exception) -> Response:

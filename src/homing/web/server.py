@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 import homing
@@ -33,7 +34,7 @@ from homing.errors import ConfigurationError
 from homing.identity import SessionKind
 from homing.routing import RoutingOptions, end, install_session_routing
 from homing.routing.sticky import request_of
-from homing.rundir import SESSION_SOCKET_DIR_ENV, leave_run_directory, made_by_launcher, siblings_directory
+from homing.rundir import SESSION_SOCKET_DIR_ENV, SITES_DIR, leave_run_directory, made_by_launcher, siblings_directory
 from homing.runtime.secret import server_secret
 from homing.types import ASGIApp, Receive, Scope, Send
 from homing.web.assembly import Assemble, SiteRule
@@ -54,7 +55,7 @@ from homing.web.envelopes import (
 )
 from homing.web.errors import BearerError, NoIdentityError, ReleaseError, SessionLostError, WebError
 from homing.web.manager import WebSessionManager
-from homing.web.models import SeedReply, SessionState
+from homing.web.models import SeedReply, SessionState, Task
 from homing.web.processes import end_orphans
 from homing.web.replies import BodyLimit, add_error_replies, error_response, router_reply
 from homing.web.settings import WebSettings
@@ -72,7 +73,6 @@ WEB: Final = SessionKind(
 
 COOKIE_MAX_AGE_SECONDS: Final = 14 * 24 * 3600
 IDENTITY_BOUND_KEY: Final = "web_identity_bound"
-SITES_DIR: Final = "sites"
 
 _OPEN_PATHS: Final = frozenset({"/", "/healthz", "/docs", "/redoc", "/openapi.json"})
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -279,7 +279,7 @@ class _Routes:
         assert session_id is not None
         try:
             if body.close_token is None:
-                reply = await server.manager.seed_session(session_id, body.task)
+                reply = await self._seed_while_there(request, session_id, body.task)
             else:
                 reply = await server._control.seed(session_id, body.close_token.get_secret_value(), body.task)
         except WebError:
@@ -290,6 +290,30 @@ class _Routes:
         if body.close_token is not None:
             request.session[IDENTITY_BOUND_KEY] = True
         return _json(reply)
+
+    async def _seed_while_there(self, request: Request, session_id: str, task: Task) -> SeedReply:
+        """Seed for a client that will know its session by the reply's cookie only: if it leaves before the reply, nobody
+        could ever use the session or close it, so it is not made.
+
+        Raises:
+            ClientDisconnect: it left.
+            WebError: what became of the seed.
+        """
+        manager = self._server.manager
+        seed = asyncio.create_task(manager.seed_session(session_id, task), name="seed for a cookie")
+        left = asyncio.create_task(_until_left(request.receive), name="watch a seed's client")
+        try:
+            await asyncio.wait((seed, left), return_when=asyncio.FIRST_COMPLETED)
+            if not left.done():
+                return await seed
+            if not seed.done():
+                raise ClientDisconnect
+            await manager.close_session(session_id)
+            raise ClientDisconnect
+        finally:
+            for each in (seed, left):
+                each.cancel()
+            await asyncio.wait((seed, left))
 
     async def reset(self, request: Request, body: ResetRequest) -> Response:
         """Begin the session's task again, perhaps in another variation."""
@@ -388,6 +412,11 @@ class _Bearer:
                 await error_response(BearerError())(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+async def _until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _json(reply: BaseModel) -> Response:

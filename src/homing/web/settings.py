@@ -14,6 +14,11 @@ def _at_once() -> int:
     return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+_WHOLE: Final = frozenset(
+    {"max_sessions", "waiting_calls", "remembered_operations", "heartbeat_limit", "operations_at_once"}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WebSettings:
     """One worker's settings. Every duration is in seconds.
@@ -70,8 +75,13 @@ class WebSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
+            if each.name == "allowed_benchmarks":
+                continue
+            whole = each.name in _WHOLE
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ConfigurationError(f"web: {each.name} is {value!r}; it has to be a {'whole ' * whole}number")
             # `not value > 0` is also true of a NaN.
-            if isinstance(value, int | float) and (not value > 0 or value == float("inf")):
+            if not value > 0 or value == float("inf"):
                 raise ConfigurationError(f"web: {each.name} is {value!r}; it has to be a number above 0")
         for name in ("heartbeat_every_seconds", "heartbeat_seconds"):
             if getattr(self, name) >= self.lease_seconds:

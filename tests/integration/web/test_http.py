@@ -265,6 +265,18 @@ def test_a_client_that_hangs_up_does_not_end_its_seed_and_the_next_one_shares_it
     play(script)
 
 
+def test_a_client_that_will_know_its_session_by_its_cookie_only_and_leaves_has_none() -> None:
+    async def script(client: httpx.AsyncClient) -> None:
+        body = {"task": {**TASK, "task_kwargs": {"faults": {"reset": ["hang"]}}}}
+        with contextlib.suppress(httpx.TimeoutException):
+            await client.post("/seed_session", json=body, timeout=1.0)
+        while (health := (await client.get("/healthz")).json())["ledger"]["browser"]["released"] == 0:
+            pass
+        assert (health["sessions"], health["creating"]) == (0, 0)
+
+    play(script, settings={"reset_seconds": 50.0})
+
+
 def test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_seed() -> None:
     async def script(client: httpx.AsyncClient) -> None:
         assert (await client.post("/close", json=IDENTITY)).json()["closed"] is True

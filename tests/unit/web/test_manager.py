@@ -237,6 +237,21 @@ def test_a_cancelled_seed_gives_its_browser_back_when_it_comes() -> None:
     play(script)
 
 
+def test_a_cancelled_seed_is_no_session() -> None:
+    async def script(here: World) -> None:
+        here.faults.add("acquire", "slow")
+        seed = asyncio.create_task(here.manager.seed_session("s", task()))
+        await asyncio.sleep(0.1)
+        seed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await seed
+        await here.settle(5.0)
+        assert not await here.manager.is_live_session("s")
+        here.check_nothing_left()
+
+    play(script)
+
+
 def test_a_close_while_seeding_ends_the_seed_with_a_conflict() -> None:
     async def script(here: World) -> None:
         here.faults.add("reset", "late")
