@@ -51,7 +51,9 @@ def require_chromium() -> Binary:
     try:
         return find_binary()
     except BrowserStartError:
-        pytest.skip("no Chromium: apt-get install chromium-headless-shell (scripts/setup.sh web does, as root on Debian)")
+        pytest.skip(
+            "no Chromium: apt-get install chromium-headless-shell (scripts/setup.sh web does, as root on Debian)"
+        )
 
 
 class Site:
@@ -67,7 +69,7 @@ class Site:
     @property
     def origin(self) -> str:
         assert self._server is not None
-        return "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(
@@ -94,7 +96,8 @@ class Site:
                 kind = "text/javascript" if path.endswith(".js") else "text/html"
                 writer.write(
                     f"HTTP/1.1 200 OK\r\ncontent-type: {kind}; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
-                    "connection: close\r\n\r\n".encode() + body
+                    "connection: close\r\n\r\n".encode()
+                    + body
                 )
             else:
                 await page(reader, writer)

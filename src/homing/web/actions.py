@@ -268,7 +268,7 @@ def _bound(name: str, given: Mapping[str, Any]) -> Command:
             continue
         arguments[parameter.name] = _checked(name, parameter, left.pop(names[0]))
     if left:
-        raise InvalidActionError(f"{name} has no argument {_shown(sorted(left)[0])}")
+        raise InvalidActionError(f"{name} has no argument {_shown(min(left))}")
     if name in ("click", "dblclick"):
         has_point = "x" in arguments and "y" in arguments
         if ("ref" in arguments) == has_point or ("x" in arguments) != ("y" in arguments):

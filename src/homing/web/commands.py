@@ -10,7 +10,11 @@ from typing import Final
 
 import click
 
-_COMMANDS: Final[dict[str, str]] = {"serve": "homing.web.serve_command:serve"}
+_COMMANDS: Final[dict[str, str]] = {
+    "demo": "homing.web.demo_command:demo",
+    "replay": "homing.web.replay_command:replay",
+    "serve": "homing.web.serve_command:serve",
+}
 """Each sub-command, and where its `click.Command` is."""
 
 

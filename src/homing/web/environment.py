@@ -13,9 +13,10 @@ Not here: the asyncio client (`client.py`).
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import gymnasium
 import httpx
@@ -83,7 +84,7 @@ class Env(gymnasium.Env[dict[str, Any], str]):
         token: The server's bearer token.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium declares it as an instance's
 
     def __init__(
         self, url: str, task: Mapping[str, Any], *, screenshot: bool = False, token: str | None = None
@@ -169,10 +170,9 @@ class Env(gymnasium.Env[dict[str, Any], str]):
         """End the session. Safe to call twice."""
         if self._is_live:
             self._is_live = False
-            try:
+            # If it is not reached, the server closes the session when it has been idle.
+            with contextlib.suppress(WebCallError, httpx.HTTPError):
                 self._call("/close", {})
-            except (WebCallError, httpx.HTTPError):
-                pass  # the server closes it when it has been idle
         self._client.close()
 
     def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class StaticPages:
         """
         if self._server is None:
             raise RuntimeError("the pages are not served yet")
-        return "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def start(self) -> None:
         """Serve. Safe to call twice."""

@@ -202,8 +202,10 @@ def _row(event: dict[str, Any], picture: Path | None) -> str:
     if observation.get("dialog"):
         dialog = observation["dialog"]
         parts.append(f"<p>{_text(dialog['kind'])} {_text(str(dialog.get('handled')))}: {_text(dialog['message'])}</p>")
-    for download in observation.get("downloads", ()):
-        parts.append(f"<p>download {_text(download['name'])}: {_text(download['status'])}</p>")
+    parts.extend(
+        f"<p>download {_text(download['name'])}: {_text(download['status'])}</p>"
+        for download in observation.get("downloads", ())
+    )
     if observation.get("url"):
         parts.append(f"<p class=url>{_text(observation['url'])}</p>")
     if observation.get("axtree"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from homing.errors import ConfigurationError
-from homing.web.replay import contact_sheet, find_recording, recordings_below, replay_page
+from homing.web.replay import Recorded, contact_sheet, find_recording, recordings_below, replay_page
 
 
 @click.command("replay", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,10 +40,7 @@ def replay(session: str | None, recordings: Path, out: Path | None, sheet: bool)
     try:
         if session is None:
             out = out or recordings / "contact-sheet.png"
-            found = list(recordings_below(recordings))
-            if not found:
-                raise ConfigurationError(f"no recordings in {recordings}")
-            _write(out, contact_sheet(found))
+            _write(out, contact_sheet(_recorded(recordings)))
         else:
             recorded = find_recording(recordings, session)
             out = out or recordings / f"{recorded.tag}.html"
@@ -51,6 +48,13 @@ def replay(session: str | None, recordings: Path, out: Path | None, sheet: bool)
     except ConfigurationError as error:
         raise click.ClickException(str(error)) from error
     click.echo(str(out))
+
+
+def _recorded(folder: Path) -> list[Recorded]:
+    found = list(recordings_below(folder))
+    if not found:
+        raise ConfigurationError(f"no recordings in {folder}")
+    return found
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -53,7 +54,8 @@ def _serve(
     assemble: Assemble = assembly(
         _names(tasks), provider=provider, provider_options=parse_settings(provider_options), recordings=recordings
     )
-    server = WebServer(
+    make = partial(
+        WebServer,
         assemble,
         made,
         sites=SiteRule.parse(sites),
@@ -61,7 +63,7 @@ def _serve(
         bearer_token=_token(token_env),
         max_body_bytes=max_body_bytes,
     )
-    run_server(ctx, given, server)
+    run_server(ctx, given, make)
 
 
 def _names(tasks: Sequence[str]) -> tuple[str, ...]:

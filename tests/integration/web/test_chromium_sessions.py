@@ -483,9 +483,16 @@ def test_what_a_page_says_is_text_in_the_replay(tmp_path: Path) -> None:
         await world.step("s", {"action": "send_msg_to_user", "text": "<script>alert(1)</script>"})
         await world.manager.close_session("s")
 
-    play({"/evil": "<title>&lt;script&gt;alert(1)&lt;/script&gt;</title><h1>&lt;img src=x&gt;</h1>"}, script, recordings=tmp_path)
+    play(
+        {"/evil": "<title>&lt;script&gt;alert(1)&lt;/script&gt;</title><h1>&lt;img src=x&gt;</h1>"},
+        script,
+        recordings=tmp_path,
+    )
     page = replay_page(find_recording(tmp_path, "s"))
     assert "<script" not in page
     assert "<img src=x" not in page
     assert "&lt;img src=x&gt;" in page
-    assert json.loads((tmp_path / find_recording(tmp_path, "s").tag / "session.json").read_text())["task"]["task_id"] == "/evil"
+    assert (
+        json.loads((tmp_path / find_recording(tmp_path, "s").tag / "session.json").read_text())["task"]["task_id"]
+        == "/evil"
+    )

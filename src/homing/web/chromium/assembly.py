@@ -22,7 +22,6 @@ from homing.web.registry import found_by_name
 from homing.web.runners import OperationGate
 from homing.web.settings import WebSettings
 
-_TASK_SETS: Final = {"miniwob": "homing.web.miniwob:MiniwobTasks"}
 _LOCAL: Final = "local_process"
 _REMOTE: Final = "remote_cdp"
 
@@ -71,7 +70,7 @@ def _import_driver() -> None:
 
 
 def _task_set_maker(name: str) -> Callable[[], TaskSet]:
-    maker: Callable[[], TaskSet] = found_by_name(TASK_SETS_GROUP, name, "task set", _TASK_SETS)
+    maker: Callable[[], TaskSet] = found_by_name(TASK_SETS_GROUP, name, "task set")
     return maker
 
 

@@ -15,14 +15,14 @@ import base64
 import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from homing.web.actions import Command, observation_named, read_action
 from homing.web.base import BackendSpec, Progress, Runner, TaskSet
 from homing.web.chromium.context import Context
-from homing.web.chromium.held import Held
 from homing.web.chromium.hands import NAVIGATION_SECONDS, ActionFailedError, Hands
+from homing.web.chromium.held import Held
 from homing.web.chromium.rules import NavigationRules
 from homing.web.chromium.screencast import Screencast
 from homing.web.chromium.view import View
@@ -61,7 +61,7 @@ class PlaySettings:
 
     settle_seconds: float = _SETTLE_SECONDS
     navigation_seconds: float = NAVIGATION_SECONDS
-    rules: NavigationRules = NavigationRules()
+    rules: NavigationRules = field(default_factory=NavigationRules)
 
 
 class ChromiumBackends:
@@ -321,10 +321,10 @@ class ChromiumBackend:
         """
         task = self._tasks.spawn(coroutine, "operation")
         view = self._context.views[0] if not self._context.has_page else self._context.active
-        signs: list[asyncio.Future[None]] = [self._context.lost, view.crashed]
+        waited: list[asyncio.Future[Any]] = [task, self._context.lost, view.crashed]
         try:
             await asyncio.wait(
-                (task, *signs), timeout=self._spec.operation_seconds * _MARGIN, return_when=asyncio.FIRST_COMPLETED
+                waited, timeout=self._spec.operation_seconds * _MARGIN, return_when=asyncio.FIRST_COMPLETED
             )
         except asyncio.CancelledError:
             task.cancel()

@@ -52,7 +52,7 @@ class Gateway:
     def address(self) -> str:
         """`http://127.0.0.1:port`."""
         assert self._server is not None
-        return "http://127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def start(self) -> None:
         """Listen on loopback, on a free port."""
@@ -182,8 +182,9 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 def _authority(text: str, port: int) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")
-        if not parts.hostname:
-            raise ValueError
-        return parts.hostname, parts.port or port
+        host, named = parts.hostname, parts.port
     except ValueError as error:
         raise _RefusedError("400 Bad Request", "no host") from error
+    if not host:
+        raise _RefusedError("400 Bad Request", "no host")
+    return host, named or port

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from homing.errors import ConfigurationError
-from homing.web.base import BrowserHandle, BrowserSpec, Footprint, ProcessMark
+from homing.web.base import BrowserHandle, BrowserSpec, ProcessMark
 from homing.web.chromium.binary import Binary, find_binary
 from homing.web.chromium.browser import Browser, Launch
 from homing.web.chromium.context import Context
@@ -342,9 +342,10 @@ class LocalProvider:
             self._tasks.spawn(browser.aclose(), "close retired browser")
 
     def _plan_refill(self) -> None:
-        if self.settings.isolation == "context" and self.settings.warm and not self._closed:
-            if self._refill is None or self._refill.done():
-                self._refill = self._tasks.spawn(self._refill_warm(), "make contexts ready")
+        if self._closed or self.settings.isolation != "context" or not self.settings.warm:
+            return
+        if self._refill is None or self._refill.done():
+            self._refill = self._tasks.spawn(self._refill_warm(), "make contexts ready")
 
     async def _refill_warm(self) -> None:
         while len(self._warm) < self.settings.warm and not self._closed:

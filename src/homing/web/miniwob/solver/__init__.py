@@ -6,6 +6,8 @@ each kind of task is done; it does not know any task's answer, runs no script in
 
 from __future__ import annotations
 
+import contextlib
+
 from homing.web.miniwob.solver import clicking, drawing, mail, places, reading, typing
 from homing.web.miniwob.solver.agent import SOLVERS, Agent, GaveUpError, Session, TaskOverError
 from homing.web.models import Observation
@@ -30,8 +32,6 @@ async def solve(session: Session, task_id: str, observation: Observation) -> Age
         observation: The seed's.
     """
     agent = Agent(session, observation)
-    try:
+    with contextlib.suppress(TaskOverError, GaveUpError, LookupError, ValueError, AssertionError):
         await SOLVERS[task_id](agent)
-    except (TaskOverError, GaveUpError, LookupError):
-        pass
     return agent

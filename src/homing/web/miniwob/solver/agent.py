@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias
 
-from homing.web.miniwob.solver.scene import Node, Scene
+from homing.web.miniwob.solver.scene import Box, Node, Scene
 from homing.web.models import Observation, StepResult
 
 MAX_STEPS: Final = 120
@@ -44,6 +44,7 @@ class Agent:
         self.scene = Scene(observation)
         self.result: StepResult | None = None
         self.steps = 0
+        self.places: dict[str, Box | None] = {}
 
     @property
     def reward(self) -> float:
@@ -123,6 +124,15 @@ class Agent:
             if loop.time() > until:
                 raise GaveUpError("what was waited for did not come")
             await self.act("noop", milliseconds=60)
+
+    async def appears(self, role: str, name: str) -> Node:
+        """Look until there is such a node."""
+
+        def find(scene: Scene) -> Node:
+            return scene.one(role, name)
+
+        found: Node = await self.wait_until(find)
+        return found
 
     def quoted(self) -> list[str]:
         """What the goal has between quotes."""

@@ -114,8 +114,7 @@ async def expand_and_submit(agent: Agent) -> None:
 
 def _is_still(node: Node, agent: Agent) -> bool:
     """Whether it is where it was at the last look: a panel that opens moves what is in it."""
-    seen = agent.__dict__.setdefault("seen", {})
-    before, seen[node.ref] = seen.get(node.ref), node.box
+    before, agent.places[node.ref] = agent.places.get(node.ref), node.box
     return before == node.box
 
 
@@ -177,11 +176,10 @@ async def click_in_dialog(agent: Agent) -> None:
 async def click_menu_path(agent: Agent) -> None:
     path = agent.match(r"Select (.*)$")[0].split(">")
     for name, below in itertools.pairwise(path):
-        item = await agent.wait_until(lambda scene, name=name: scene.one("menuitem", name))
+        item = await agent.appears("menuitem", name)
         await agent.act("hover", ref=item.ref)
-        await agent.wait_until(lambda scene, below=below: scene.one("menuitem", below))
-    item = await agent.wait_until(lambda scene: scene.one("menuitem", path[-1]))
-    await agent.click(item)
+        await agent.appears("menuitem", below)
+    await agent.click(await agent.appears("menuitem", path[-1]))
 
 
 _MENU_ICONS: Final = {
@@ -207,11 +205,12 @@ async def click_menu_item(agent: Agent) -> None:
         for parent in ("Playback", "Zoom"):
             if agent.scene.all("menuitem", wanted):
                 break
-            for item in agent.scene.all("menuitem", where=lambda node, parent=parent: node.name.startswith(parent)):
+            for item in agent.scene.all("menuitem"):
+                if not item.name.startswith(parent):
+                    continue
                 await agent.act("hover", ref=item.ref)
                 await agent.act("noop", milliseconds=500)
-    item = await agent.wait_until(lambda scene: scene.one("menuitem", wanted))
-    await agent.click(item)
+    await agent.click(await agent.appears("menuitem", wanted))
 
 
 @solves("click-scroll-list", "choose-list")
@@ -269,10 +268,8 @@ async def odd_or_even(agent: Agent) -> None:
         wanted = "Even" if int(number.name) % 2 == 0 else "Odd"
         assert number.box is not None
         top = number.box.y
-        row = agent.scene.one(
-            "button", wanted, lambda node, top=top: node.box is not None and abs(node.box.y - top) < 12
-        )
-        await agent.click(row)
+        buttons = agent.scene.all("button", wanted)
+        await agent.click(next(node for node in buttons if node.box is not None and abs(node.box.y - top) < 12))
     await agent.press_button()
 
 
@@ -347,7 +344,7 @@ async def order_food(agent: Agent) -> None:
         wanted = _by_kind(agent)
     for name, count in wanted:
         for _ in range(count):
-            row = agent.scene.one("text", where=lambda node, name=name: node.name.strip() == name)
+            row = next(node for node in agent.scene.all("text") if node.name.strip() == name)
             assert row.parent is not None
             plus = next(node for node in row.parent.below() if node.name == "+")
             await agent.click(plus)

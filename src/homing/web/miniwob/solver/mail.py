@@ -86,12 +86,12 @@ async def _reply(agent: Agent, sender: str, text: str) -> None:
 def _from_and_to(agent: Agent, named: list[str]) -> tuple[str, str]:
     """Who sent it, and to whom it goes, of a goal in anybody's words."""
     goal = agent.goal.rstrip(".!? ")
-    people = set(re.findall(r"\b[A-Z][a-zA-Z'-]+\b", goal))
+    people = {each.removesuffix("'s") for each in re.findall(r"\b[A-Z][a-zA-Z'-]+\b", goal)}
     for sender in named:
         others = [each for each in people if each != sender]
         for other in others:
             forms = (
-                rf"(?:to|with|give|send|let|show|that)\s+{other}\b",
+                rf"(?:to|with|give|send|let|show|that|email)\s+{other}\b",
                 rf"\b{other}\b.*(?:wants|needs|should)",
                 rf"(?:forward|send|give|pass|resend|share)\s+{other}\b",
             )

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Final
 
 from homing.web.miniwob.solver.agent import Agent, GaveUpError, solves
-from homing.web.miniwob.solver.scene import Node
+from homing.web.miniwob.solver.scene import Node, Scene
 
 _MONTHS: Final = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -101,8 +101,7 @@ async def book_flight(agent: Agent) -> None:
         await agent.act("focus", ref=agent.scene.one("textbox", label).ref)
         code = re.search(r"\(([A-Z]{3})\)", place)
         await agent.act("keyboard_type", text=code[1] if code else place)
-        entry = await agent.wait_until(lambda scene, place=place: _suggestion(scene.everything, place))
-        await agent.click(entry)
+        await agent.click(await _suggested(agent, place))
     month, number, year = (int(part) for part in day.split("/"))
     await agent.click(agent.scene.all("textbox")[2])
     await _pick(agent, date(year, month, number))
@@ -118,8 +117,16 @@ async def book_flight(agent: Agent) -> None:
     await agent.click(chosen[2])
 
 
+async def _suggested(agent: Agent, place: str) -> Node:
+    def find(scene: Scene) -> Node | None:
+        return _suggestion(scene.everything, place)
+
+    found: Node = await agent.wait_until(find)
+    return found
+
+
 def _suggestion(nodes: list[Node], place: str) -> Node | None:
-    city = place.split(" (")[0]
+    city = place.split(" (", maxsplit=1)[0]
     found = [
         node
         for node in nodes

@@ -39,9 +39,7 @@ def _fits(node: Node, description: str) -> bool:
     """Whether an item is what the words say: size, colour, and kind, a letter or a digit."""
     for word in description.split():
         singular = word.rstrip("s") if len(word) > 1 else word
-        if word in ("a", "an", "the", "item", "items", "there", "on", "click"):
-            if word == "a" and description.endswith(" a") and description.split()[-1] is word:
-                continue
+        if word in ("item", "items"):
             continue
         if word in ("small", "large"):
             # Small things are ten pixels large; letters are told by their type.
