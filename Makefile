@@ -39,7 +39,7 @@ test-long: setup setup-mcp1
 # Real Gradio and NiceGUI apps, which take half a gigabyte to install.
 test-ecosystem: setup setup-ecosystem
 	.venv/bin/mypy --python-executable .venv-ecosystem/bin/python $(ECOSYSTEM)
-	$(PYTHON) -m pytest -m ecosystem tests/ecosystem
+	$(PYTHON) -m pytest -m ecosystem tests/ecosystem tests/test_docs.py
 
 # The site of the docs, into build/site; anything that does not fit together is an error.
 docs: setup-docs

@@ -13,7 +13,7 @@ import socketio
 from tests.support.plain_http import request
 from tests.support.served import ECOSYSTEM, Served, served
 
-pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
 
 OPTIONS = ("--preset", "engineio", "--session", "signed-cookie:session:id", "--secret-env", "STORAGE_SECRET")
 CLICKS = 5

@@ -15,6 +15,8 @@ import socketio
 from tests.support.fair_port import fair_port
 from tests.support.plain_http import Reply, request
 from tests.support.served import Served, served
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 CLIENTS = 50
 EVENTS = 8
@@ -210,6 +212,11 @@ async def _lose_a_worker(server: Served) -> None:
     assert gone.header("homing-error") == "session_gone"
     sent = await by_hand.send('421["say","x"]')
     assert (sent.status, sent.json()["code"]) == (400, 1)
+    upgrade = f"{server.url.replace('http', 'ws')}/socket.io/?EIO=4&transport=websocket&sid={by_hand.sid}"
+    with pytest.raises(InvalidStatus) as denied:
+        await connect(upgrade)
+    assert denied.value.response.status_code == 400
+    assert json.loads(denied.value.response.body)["code"] == 1
 
 
 @pytest.mark.long

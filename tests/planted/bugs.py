@@ -17,8 +17,11 @@ RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
 OWNERS: Final = "tests/contract/test_owners.py"
 FAILURES: Final = "tests/integration/forwarding/test_failures.py"
 
+ENGINEIO: Final = "tests/unit/identity/test_engineio.py"
+
 _DIRECTORY: Final = "src/homing/directory"
 _FORWARDING: Final = "src/homing/forwarding"
+_IDENTITY: Final = "src/homing/identity"
 _ROUTING: Final = "src/homing/routing"
 
 BUGS: Final = (
@@ -251,6 +254,24 @@ BUGS: Final = (
         "answers",
         (Change(f"{_FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
         (f"{FAILURES}::test_a_websockets_owner_lost",),
+    ),
+    Bug(
+        "the reply to a handshake of Engine.IO leaves before its connection is on record",
+        "P2",
+        (
+            Change(
+                f"{_IDENTITY}/learned.py",
+                "        return Learned((), ()) if self._in_openings else self._released()\n",
+                "        return self._released()\n",
+            ),
+        ),
+        (f"{ENGINEIO}::test_nothing_leaves_before_the_sid_is_known_and_everything_does_after",),
+    ),
+    Bug(
+        "a cookie that changes moves a living connection of Engine.IO to another worker",
+        "P2",
+        (Change(f"{_IDENTITY}/presets.py", "        first=True,\n", "        first=False,\n"),),
+        (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
     ),
     *WEB_BUGS,
 )

@@ -1,9 +1,10 @@
 """Two workers of one server, each with a public port of its own, and a plain server beside them.
 
 The arriving worker is the client's choice here: a session is started at `owner`'s port, so a request of it sent to
-`owner` is served where it arrives, and the same bytes sent to `front` go through a forced forward. The plain server runs
-the same app without homing. All three are processes; both workers are `homing.sticky` apps of one run directory
-(`HOMING_SESSION_SOCKET_DIR`), as siblings under a launcher would be.
+`owner` is served where it arrives, and the same bytes sent to `front` go through a forced forward, or through a connection
+that has moved from `front` to `owner`. The plain server runs the same app without homing, under uvicorn's own server. All
+three are processes; both workers are `homing.sticky` apps of one run directory (`HOMING_SESSION_SOCKET_DIR`), as siblings
+under a launcher would be, in the server that `homing run` gives its workers.
 
 Their listening sockets are made here and handed down, so a client connects before they have started and nothing polls.
 """

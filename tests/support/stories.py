@@ -30,6 +30,7 @@ from tests.support.running import ROOT, Running, running
 
 _FENCE: Final = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 _PORT: Final = re.compile(r"\b(127\.0\.0\.1|localhost):8000\b")
+START_SECONDS: Final = 240.0
 COMMAND_SECONDS: Final = 110.0
 
 
@@ -113,7 +114,7 @@ class Story:
         self._server = running(*rest, cwd=self._folder, env=env, command=command)
         server = self._server.__enter__()
         workers = int(rest[rest.index("--workers") + 1]) if "--workers" in rest else 1
-        server.wait_for(r"Application startup complete", count=workers)
+        server.wait_for(r"Application startup complete", count=workers, timeout_seconds=START_SECONDS)
         self._port = server.port
 
     def _stop(self) -> None:

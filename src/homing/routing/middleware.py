@@ -39,6 +39,9 @@ from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, Session
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
 
+FORWARDED_SCOPE_KEY: Final = "homing.forwarded"
+"""Set by `homing run`'s protocol class: told the owner that has handled a request whose session its head named."""
+
 
 class SessionRoutingMiddleware:
     """Route each request to the worker that holds its session. An ASGI app around an ASGI app.
@@ -165,6 +168,7 @@ class SessionRoutingMiddleware:
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        forwarded: Callable[[WorkerId], None] | None = scope.pop(FORWARDED_SCOPE_KEY, None)
         if hop is not None and (self.worker is None or self.worker.drained):
             # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
             hop.not_mine()
@@ -173,6 +177,7 @@ class SessionRoutingMiddleware:
             if hop is None:
                 named = self.identity.from_head(scope)
                 if named is None:
+                    forwarded = None
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
@@ -189,6 +194,8 @@ class SessionRoutingMiddleware:
                 if request is None:
                     routing = Routing(worker, self.policy, named, hop, scope, receive, send)
                     request = await routing.route()
+                    if request is None and forwarded is not None and routing.forwarded_to is not None:
+                        forwarded(routing.forwarded_to)
                     receive = routing.receive
         except ReplyError as error:
             if undecided is not None:

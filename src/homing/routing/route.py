@@ -92,12 +92,13 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
 
 
 class Routing:
-    """One request's look-ups. `receive` is what the handler must read from afterwards.
+    """One request's look-ups. `receive` is what the handler must read from afterwards; `forwarded_to` is the session's owner,
+    once that has handled the request.
 
     Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
     """
 
-    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "receive")
+    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "forwarded_to", "receive")
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class Routing:
         self._scope = scope
         self._send = send
         self.receive = receive
+        self.forwarded_to: WorkerId | None = None
 
     async def route(self) -> RoutedRequest | None:
         """The request, entered, if it is to be served here; None if it was handled elsewhere or answered *not mine*.
@@ -300,7 +302,7 @@ class Routing:
     async def _forward(self, owner: WorkerId, reason: Reason, records: SessionOwners, key: str) -> bool:
         """True: handled there. False: not delivered, and the record has to be looked at again."""
         try:
-            return await self._worker.forwarder.forward(
+            handled = await self._worker.forwarder.forward(
                 owner, reason, note_of(self._named), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
@@ -308,6 +310,9 @@ class Routing:
             if records.owner(key) != owner:
                 return False
             raise OwnerGoneError(key, owner) from error
+        if handled and reason is Reason.OWNED:
+            self.forwarded_to = owner
+        return handled
 
     async def _scattered(self) -> bool:
         """Test mode: a request that arrived at the right worker makes a detour through a wrong one."""

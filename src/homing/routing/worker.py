@@ -46,7 +46,7 @@ _DRAIN_POLL_SECONDS: Final = 0.05
 
 _ANSWERS: Final = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
 
-_current: WorkerId | None = None
+_current: Worker | None = None
 
 
 def worker_id() -> WorkerId:
@@ -57,6 +57,11 @@ def worker_id() -> WorkerId:
     """
     if _current is None:
         raise LookupError("no homing worker runs in this process: call worker_id() once the server has started")
+    return _current.id
+
+
+def current_worker() -> Worker | None:
+    """What this process's routed server has open; None before it has started, and where nothing is routed."""
     return _current
 
 
@@ -146,7 +151,7 @@ class Worker:
         except BaseException:
             await self.aclose()
             raise
-        _current = self.id
+        _current = self
         logger.info("worker %s [%d] serves", self.id, os.getpid())
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
@@ -203,7 +208,7 @@ class Worker:
     async def aclose(self) -> None:
         """Close everything, the private socket after the last handler and the life lock last."""
         global _current  # noqa: PLW0603
-        if _current == self.id:
+        if _current is self:
             _current = None
         await self._stack.aclose()
 

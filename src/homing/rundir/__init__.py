@@ -27,6 +27,7 @@ from homing.rundir.names import (
     boot_id,
     is_worker_id,
     new_worker_id,
+    worker_handoff_path,
     worker_socket_path,
 )
 from homing.rundir.places import (
@@ -56,5 +57,6 @@ __all__ = [
     "remove_run_directory",
     "run_in_forked_child",
     "siblings_directory",
+    "worker_handoff_path",
     "worker_socket_path",
 ]

@@ -44,7 +44,15 @@ def worker_socket_path(socket_dir: str, routing_id: str) -> str:
     Raises:
         RunDirectoryError: the path has more than 107 bytes, which no Unix socket can be bound to.
     """
-    path = os.path.join(socket_dir, f"{routing_id}.sock")
+    return _checked(os.path.join(socket_dir, f"{routing_id}.sock"))
+
+
+def worker_handoff_path(socket_dir: str, routing_id: str) -> str:
+    """The path of the socket through which a worker is given connections; as long as the private socket's."""
+    return _checked(os.path.join(socket_dir, f"{routing_id}.conn"))
+
+
+def _checked(path: str) -> str:
     size = len(os.fsencode(path))
     if size > MAX_SOCKET_PATH_BYTES:
         raise RunDirectoryError(

@@ -27,6 +27,10 @@ def announce(config: RunConfig, run_dir: str | None) -> None:
             "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
+    if config.handoff and not config.moves_connections:
+        logger.info(
+            "connections stay where they were accepted, and requests are forwarded: only --http httptools of a uvicorn that homing was tested with moves them"
+        )
     if config.routing is not None:
         for line in _doubts(config.routing):
             logger.warning("%s", line)

@@ -53,7 +53,7 @@ class OwnOption(click.Option):
         self.allow_from_autoenv = False
 
 
-OWN_APPS_OPTIONS: Final = ("owner_timeout_seconds", "max_sessions_per_worker", "scatter", "run_dir")
+OWN_APPS_OPTIONS: Final = ("owner_timeout_seconds", "max_sessions_per_worker", "scatter", "no_handoff", "run_dir")
 """What of homing's own options is left to choose for an app that declares its sessions itself."""
 
 _OF_THE_APP: Final = (
@@ -159,6 +159,12 @@ def own_options() -> list[OwnOption]:
             help="Test mode: every request first lands on a wrong worker, to see that the app works when forwarded.",
         ),
         OwnOption(
+            ["--no-handoff"],
+            is_flag=True,
+            help="A client's connection stays at the worker that accepted it. By default a clear-text HTTP/1.1 connection "
+            "that keeps asking for sessions of one other worker moves there.",
+        ),
+        OwnOption(
             ["--no-sessions"], is_flag=True, help="Several workers without routing: any worker serves any request."
         ),
         OwnOption(
@@ -239,6 +245,8 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     config.routing = _routing(own, config)
     if config.routing is not None:
         config.routing.checked()
+        # The test mode sends each request astray on purpose; a connection that moved would not go astray again.
+        config.handoff = workers > 1 and not (own["no_handoff"] or own["scatter"])
     make_server_secret()
     try:
         if workers > 1:

@@ -25,6 +25,8 @@ from homing.routing import build
 from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
+from homing.runtime.handoff import Handoffs
+from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
 
@@ -34,6 +36,8 @@ class RunConfig(Config):
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
+        handoff: Connections may move to the worker whose sessions they ask for.
+        handoffs: How they do, once the worker serves.
     """
 
     def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
@@ -41,9 +45,16 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
+        self.handoff = False
+        self.handoffs: Handoffs | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
+
+    @property
+    def moves_connections(self) -> bool:
+        """Whether connections can move under the HTTP protocol that was chosen."""
+        return self.http == _PROTOCOL and connections_can_move()
 
     @property
     def asgi_version(self) -> Literal["2.0", "3.0"]:

@@ -22,13 +22,13 @@ PAGE = REFERENCE / "options.md"
 
 def row(option: click.Option) -> str:
     """The line of the table for one option, made from its declaration."""
-    metavar = option.metavar or ("adopt|refuse" if isinstance(option.type, click.Choice) else "")
+    metavar = option.metavar or ("adopt/refuse" if isinstance(option.type, click.Choice) else "")
     text, _, default = (option.help or "").removesuffix("]").partition(" [default: ")
     if not default:
         is_number = isinstance(option.default, int | float) and not option.is_flag
         default = f"{option.default:.10g}" if is_number else "–"
     keyword = f"`{option.name}`" if option.name in inspect.signature(homing.sticky).parameters else "–"
-    name = f"{option.opts[0]} {metavar}".strip().replace("|", "\\|")
+    name = f"{option.opts[0]} {metavar}".strip()
     return f"| `{name}` | {text} | {default} | {keyword} |"
 
 
@@ -65,12 +65,12 @@ def test_the_tag_of_a_session_is_computed_as_the_page_says() -> None:
 
 
 def replies() -> list[type[ReplyError]]:
-    """Every class of reply with a code of its own."""
+    """Every class of reply with a code of its own; those of the rooms above have pages of theirs."""
     found, waiting = [], [ReplyError]
     while waiting:
         each = waiting.pop()
         waiting += each.__subclasses__()
-        if each is not ReplyError and "code" in vars(each):
+        if each is not ReplyError and "code" in vars(each) and each.__module__ == ReplyError.__module__:
             found.append(each)
     return found
 

@@ -64,7 +64,6 @@ class Manager(RuleBasedStateMachine):
         self.runner.__enter__()
         self.world = World(self.loop, max_sessions=4)
         self.live: dict[str, Modelled] = {}
-        self.hung_acquires = 0
         self.run(self.world.manager.start())
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -137,9 +136,6 @@ class Manager(RuleBasedStateMachine):
                 self.live[name] = Modelled("count", 0, self.loop.now, self.loop.now)
             elif not isinstance(done, WebError):
                 self.live[name].used_at = self.loop.now
-        elif was_live:
-            del self.live[name]  # cannot be: a reply that is known needs no await
-            raise AssertionError("a repeated seed was cancelled")
 
     @rule(name=SESSIONS)
     def step(self, name: str) -> None:
@@ -282,7 +278,8 @@ class Manager(RuleBasedStateMachine):
         self.forget_faults()
         self.runner.run(self.world.settle(1200.0))
         self.forget_aged()
-        assert len(self.world.manager) <= max(len(self.live), self.hung_acquires + len(self.live))
+        self.runner.run(asyncio.sleep(61.0))  # the sweep comes once a minute
+        assert len(self.world.manager) <= len(self.live)
 
     # --- what holds always ---
 
