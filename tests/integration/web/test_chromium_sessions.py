@@ -257,10 +257,10 @@ def test_what_covers_an_element_is_named_and_a_moving_one_is_hit() -> None:
 
 def test_a_huge_page_is_cut_at_a_stated_size_with_a_mark() -> None:
     pages = {
-        "/": "<body><script>for (let i = 0; i < 50000; i++) { const b = document.createElement('button');"
-        "b.textContent = 'node ' + i; document.body.append(b) }"
-        "for (let i = 0; i < 100; i++) { const f = document.createElement('iframe'); f.srcdoc = '<p>inner ' + i;"
-        "document.body.append(f) }</script>"
+        "/": "<style>button { display: block }</style><body><script>for (let i = 0; i < 100; i++) {"
+        "const f = document.createElement('iframe'); f.srcdoc = '<p>inner ' + i; document.body.append(f) }"
+        "onload = () => document.body.insertAdjacentHTML('afterbegin', Array.from({ length: 50000 },"
+        "(_, i) => `<button>node ${i}</button>`).join(''))</script>"
     }
 
     async def script(world: ChromiumWorld) -> None:

@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 _SETTLE_SECONDS: Final = 5.0
 _MARGIN: Final = 0.9
+_RESET_TIMES: Final = 4.0
 _TITLE_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 0.2
 
@@ -139,7 +140,8 @@ class ChromiumBackend:
         self._next_ref = 1
         self._began = asyncio.get_running_loop().time()
         self._context.forget()
-        observation = await self._guarded(self._begin(task))
+        # The first load may take longer than a step; the manager has a bound of its own for it.
+        observation = await self._guarded(self._begin(task), times=_RESET_TIMES)
         return observation, {"task_id": task.task_id, "seed": task.seed}
 
     async def observe(self) -> Observation:
@@ -313,7 +315,7 @@ class ChromiumBackend:
 
     # --- bounds ---
 
-    async def _guarded(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def _guarded(self, coroutine: Coroutine[Any, Any, T], times: float = 1.0) -> T:
         """What it gives, unless the page or the browser goes, or the operation's time.
 
         Raises:
@@ -324,7 +326,7 @@ class ChromiumBackend:
         waited: list[asyncio.Future[Any]] = [task, self._context.lost, view.crashed]
         try:
             await asyncio.wait(
-                waited, timeout=self._spec.operation_seconds * _MARGIN, return_when=asyncio.FIRST_COMPLETED
+                waited, timeout=self._spec.operation_seconds * _MARGIN * times, return_when=asyncio.FIRST_COMPLETED
             )
         except asyncio.CancelledError:
             task.cancel()

@@ -38,6 +38,21 @@
     return TAGS[tag] || "";
   };
 
+  // `element.labels` looks through the whole document each time.
+  let labelled = new Map();
+  const labelsOf = (doc) => {
+    let found = labelled.get(doc);
+    if (!found) {
+      found = new Map();
+      labelled.set(doc, found);
+      for (const label of doc.querySelectorAll("label")) {
+        const control = label.control;
+        if (control) found.set(control, [...(found.get(control) ?? []), label]);
+      }
+    }
+    return found;
+  };
+
   const nameOf = (element, tag, role) => {
     const stated = element.getAttribute("aria-label");
     if (stated) return stated;
@@ -50,9 +65,10 @@
     if (tag === "input" && ["button", "submit", "reset"].includes(element.type)) {
       return element.value || element.title || element.type;
     }
-    if (element.labels && element.labels.length) {
+    const labels = labelsOf(element.ownerDocument).get(element);
+    if (labels) {
       // A select inside its own label would name itself by all of its options.
-      const text = [...element.labels].map((label) => (label.contains(element) && tag === "select" ? "" : label.textContent));
+      const text = labels.map((label) => (label.contains(element) && tag === "select" ? "" : label.textContent));
       if (text.join("").trim()) return text.join(" ");
     }
     if (element.alt) return element.alt;
@@ -104,6 +120,7 @@
     let focused = null;
     next = Math.max(next, options.next);
     known = new Map();
+    labelled = new Map();
 
     const ref = (element) => {
       let number = numbers.get(element);

@@ -30,7 +30,8 @@ _EPISODE_MILLISECONDS: Final = 1_000_000
 _READY_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.05
 
-# The display of reward and time is hidden: it would differ from one look to the next.
+# The display of reward and time is hidden: it would differ from one look to the next. When a task ends its page would
+# be covered, and a click on the cover would begin another one: it stays as it is instead.
 # Pictures that a task puts into its page are fetched before it starts: else the first look would depend on when they come.
 _BEGIN: Final = """async ([seed, milliseconds, mode]) => {
   const urls = new Set();
@@ -50,6 +51,7 @@ _BEGIN: Final = """async ([seed, milliseconds, mode]) => {
   if (core.setDataMode) core.setDataMode(mode);
   Math.seedrandom(seed);
   core.startEpisodeReal();
+  core.startEpisode = () => {};
   for (const id of ['reward-display', 'click-canvas']) {
     const shown = document.getElementById(id);
     if (shown) shown.style.display = 'none';
