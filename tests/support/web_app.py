@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from tests.support.web_fakes import FakeBrowsers, FakeFactory, FakeRecordings, Faults
+from tests.support.web_fakes import FakeBackend, FakeBrowsers, FakeFactory, FakeRecordings, Faults
 
 from homing.web.assembly import Assembly, SiteRule
-from homing.web.base import BrowserHandle, BrowserSpec, Footprint, ProcessMark
-from homing.web.models import Task
-from homing.web.processes import browser_environment, end, mark
+from homing.web.base import AnyBackend, BackendSpec, BrowserHandle, BrowserSpec, Footprint, ProcessMark
+from homing.web.errors import BrowserLostError
+from homing.web.models import Task, VerifierResult
+from homing.web.processes import browser_environment, end, is_running, mark
 from homing.web.server import WebServer
 from homing.web.settings import WebSettings
 
@@ -66,7 +69,27 @@ class ProcessBrowsers(FakeBrowsers):
         return {"pids": sorted(process.pid for handle in self.open.values() for process in handle.footprint.processes)}
 
 
+class ProcessBackend(FakeBackend):
+    """Its page is its process: dead, the browser is lost; stopped, it does not answer."""
+
+    async def _operation(self, name: str) -> None:
+        await super()._operation(name)
+        for process in self.spec.browser.footprint.processes:
+            while is_running(process) and is_stopped(process):
+                await asyncio.sleep(0.02)
+            if not is_running(process):
+                raise BrowserLostError("the session's browser has died")
+
+    async def evaluate(self, final_answer: str | None) -> VerifierResult:
+        verdict = await super().evaluate(final_answer)
+        # Two evaluations can be told apart, so that a doubled one is seen.
+        return verdict.model_copy(update={"evidence": (secrets.token_hex(8),)})
+
+
 class FaultyFactory(FakeFactory):
+    def backend(self, spec: BackendSpec) -> AnyBackend:
+        return ProcessBackend(self, spec)
+
     def check(self, task: Task) -> Task:
         checked = super().check(task)
         changes = {"seed": checked.seed or 0}
@@ -74,9 +97,21 @@ class FaultyFactory(FakeFactory):
         return checked.model_copy(update=changes if checked.sites else {**changes, "mutation_class": "session_only"})
 
 
+LATE_SECONDS = 1.5
+
+
+def is_stopped(process: ProcessMark) -> bool:
+    try:
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "tT"
+
+
 @asynccontextmanager
 async def assemble_fakes(settings: WebSettings) -> AsyncIterator[Assembly]:
     faults = Faults()
+    faults.late_seconds = LATE_SECONDS
     browsers = ProcessBrowsers(faults)
     yield Assembly(FaultyFactory(faults, browsers), browsers, FakeRecordings(faults))
 
@@ -91,3 +126,23 @@ def server(**changes: Any) -> WebServer:
 def marks_of(health: Mapping[str, Any]) -> list[ProcessMark]:
     """The processes that a worker's health shows."""
     return [found for pid in health["browser_provider"]["pids"] if (found := mark(pid)) is not None]
+
+
+def soak_server() -> WebServer:
+    """What the fault run serves: every limit short, so that what hangs is over soon."""
+    settings = {
+        "max_sessions": 40,
+        "operation_seconds": 2.0,
+        "reset_seconds": 2.0,
+        "wait_seconds": 4.0,
+        "site_wait_seconds": 4.0,
+        "acquire_seconds": 2.0,
+        "close_seconds": 1.0,
+        "release_seconds": 2.0,
+        "retry_seconds": 0.2,
+        "max_retry_seconds": 1.0,
+        "idle_seconds": 20.0,
+        "sweep_seconds": 1.0,
+        "stop_seconds": 10.0,
+    }
+    return server(settings=settings, name="soak")

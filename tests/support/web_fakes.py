@@ -45,6 +45,7 @@ class Faults:
     def __init__(self) -> None:
         self.next: dict[str, list[str]] = {}
         self.calls: list[str] = []
+        self.late_seconds = self.LATE_SECONDS
 
     def add(self, name: str, *kinds: str) -> None:
         self.next.setdefault(name, []).extend(kinds)
@@ -61,11 +62,11 @@ class Faults:
         if kind == "slow":
             await asyncio.sleep(0.3)
         if kind == "late":
-            await asyncio.sleep(self.LATE_SECONDS)
+            await asyncio.sleep(self.late_seconds)
         elif kind == "hang":
             await asyncio.get_running_loop().create_future()
         elif kind == "stubborn":
-            until = asyncio.get_running_loop().time() + self.LATE_SECONDS
+            until = asyncio.get_running_loop().time() + self.late_seconds
             while (left := until - asyncio.get_running_loop().time()) > 0:
                 try:
                     await asyncio.sleep(left)

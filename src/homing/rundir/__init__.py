@@ -20,6 +20,7 @@ Not here: what an owner record says (`homing.directory`), what a private socket 
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
@@ -40,6 +41,7 @@ from homing.rundir.places import (
 )
 
 __all__ = [
+    "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",

@@ -22,6 +22,9 @@ SESSION_OWNERS_DIR: Final = "session-owners"
 SITES_DIR: Final = "sites"
 """The directory, in a run directory, of the lock files of sites that browser sessions share."""
 
+EPISODES_DIR: Final = "episodes"
+"""The directory, in a run directory, of who runs an episode and who waits to."""
+
 MAX_SOCKET_PATH_BYTES: Final = 107
 """What `sun_path` holds on Linux (108) less its NUL; Python refuses more when it binds."""
 

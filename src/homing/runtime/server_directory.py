@@ -17,6 +17,7 @@ from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir import (
+    EPISODES_DIR,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
     SITES_DIR,
@@ -94,6 +95,6 @@ def _empty(path: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (SESSION_OWNERS_DIR, SITES_DIR, "owners.lock") or is_worker_id(
+    return name in (SESSION_OWNERS_DIR, SITES_DIR, EPISODES_DIR, "owners.lock") or is_worker_id(
         name.removeprefix(".").partition(".")[0]
     )

@@ -6,9 +6,13 @@ Not here: what they do.
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import entry_points
 from typing import Final
 
 import click
+
+COMMANDS_GROUP: Final = "homing.web.commands"
+"""The entry-point group of further sub-commands: those that join this room with others."""
 
 _COMMANDS: Final[dict[str, str]] = {
     "demo": "homing.web.demo_command:demo",
@@ -20,10 +24,10 @@ _COMMANDS: Final[dict[str, str]] = {
 
 class _WebCommands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted({*_COMMANDS, *_added()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = _COMMANDS.get(cmd_name)
+        place = _COMMANDS.get(cmd_name) or _added().get(cmd_name)
         if place is None:
             return None
         module, _, name = place.partition(":")
@@ -34,6 +38,10 @@ class _WebCommands(click.Group):
                 f"homing web {cmd_name} needs more than is installed ({error}): pip install 'homing[web]'"
             ) from error
         return found
+
+
+def _added() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group=COMMANDS_GROUP)}
 
 
 @click.group(cls=_WebCommands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -50,9 +50,12 @@ def _serve(
     if given["timeout_graceful_shutdown"] is None:
         # A call may wait for minutes, for a site or a browser; a server that stops does not.
         given["timeout_graceful_shutdown"] = GRACEFUL_SECONDS
-    made = _settings(max_sessions, settings)
+    made = settings_of(max_sessions, settings)
     assemble: Assemble = assembly(
-        _names(tasks), provider=provider, provider_options=parse_settings(provider_options), recordings=recordings
+        task_set_names(tasks),
+        provider=provider,
+        provider_options=parse_settings(provider_options),
+        recordings=recordings,
     )
     make = partial(
         WebServer,
@@ -66,14 +69,24 @@ def _serve(
     run_server(ctx, given, make)
 
 
-def _names(tasks: Sequence[str]) -> tuple[str, ...]:
+def task_set_names(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The names given, each once.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
     names = [name for given in tasks for name in given.split(",") if name]
     if not names:
         raise ConfigurationError("--tasks is missing: name at least one task set, such as --tasks miniwob")
     return tuple(dict.fromkeys(names))
 
 
-def _settings(max_sessions: int, given: Sequence[str]) -> WebSettings:
+def settings_of(max_sessions: int, given: Sequence[str]) -> WebSettings:
+    """Settings from the command line.
+
+    Raises:
+        ConfigurationError: one that there is not, or that cannot be.
+    """
     found = parse_settings(given)
     return settings_from({"max_sessions": max_sessions, **found})
 
@@ -88,11 +101,9 @@ def _token(variable: str | None) -> str | None:
     return token
 
 
-serve = ServerCommand(
-    "serve",
-    own_heading="Browser sessions",
-    callback=_serve,
-    params=[
+def assembly_parameters() -> list[click.Parameter]:
+    """Options of whatever serves web tasks: which tasks, which browsers, how many, how long."""
+    return [
         OwnOption(["--tasks"], metavar="NAME", multiple=True, help="A task set, such as miniwob; several: once each."),
         OwnOption(
             ["--provider"],
@@ -119,11 +130,6 @@ serve = ServerCommand(
             show_default=True,
             help="How sessions share stateful sites: unmanaged, locked (one writer or many readers), or limited:N.",
         ),
-        OwnOption(
-            ["--token-env"],
-            metavar="VAR",
-            help="The environment variable that holds the bearer token that clients must send. [default: none]",
-        ),
         OwnOption(["--name"], default="server", show_default=True, help="Tells this server's cookie from others'."),
         OwnOption(
             ["--max-sessions"],
@@ -138,6 +144,20 @@ serve = ServerCommand(
             metavar="NAME=VALUE",
             multiple=True,
             help=f"How long anything may take, and the like: {_NAMES}.",
+        ),
+    ]
+
+
+serve = ServerCommand(
+    "serve",
+    own_heading="Browser sessions",
+    callback=_serve,
+    params=[
+        *assembly_parameters(),
+        OwnOption(
+            ["--token-env"],
+            metavar="VAR",
+            help="The environment variable that holds the bearer token that clients must send. [default: none]",
         ),
         OwnOption(
             ["--max-body", "max_body_bytes"],

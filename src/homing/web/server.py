@@ -16,9 +16,8 @@ import asyncio
 import hmac
 import logging
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -34,7 +33,7 @@ from homing.errors import ConfigurationError
 from homing.identity import SessionKind
 from homing.routing import RoutingOptions, end, install_session_routing
 from homing.routing.sticky import request_of
-from homing.rundir import SESSION_SOCKET_DIR_ENV, SITES_DIR, leave_run_directory, made_by_launcher, siblings_directory
+from homing.rundir import SESSION_SOCKET_DIR_ENV, leave_run_directory, made_by_launcher, siblings_directory
 from homing.runtime.secret import server_secret
 from homing.types import ASGIApp, Receive, Scope, Send
 from homing.web.assembly import Assemble, SiteRule
@@ -56,7 +55,7 @@ from homing.web.envelopes import (
 from homing.web.errors import BearerError, NoIdentityError, ReleaseError, SessionLostError, WebError
 from homing.web.manager import WebSessionManager
 from homing.web.models import SeedReply, SessionState, Task
-from homing.web.processes import end_orphans
+from homing.web.opening import open_manager
 from homing.web.replies import BodyLimit, add_error_replies, error_response, router_reply
 from homing.web.settings import WebSettings
 
@@ -217,28 +216,17 @@ class WebServer:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """The app's life: what it opens is closed in reverse order, the sessions before what they stand on."""
-        async with AsyncExitStack() as stack:
-            await asyncio.to_thread(end_orphans)
-            parts = await stack.enter_async_context(self._assemble(self.settings))
-            if self._routes:
-                folder = os.path.join(self._run_directory(), SITES_DIR)
-            else:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="homing-sites-"))
-            self._manager = manager = WebSessionManager(
-                self.settings,
-                parts.backends,
-                site_pool=self._sites.pool(folder),
-                browser_session_provider=parts.browsers,
-                recordings=parts.recordings,
-                prepare_runtime=parts.prepare,
-                on_gone=self._session_gone,
-            )
-            await stack.enter_async_context(manager)
-            self._control = control = SessionControl(manager, SYSTEM_CLOCK, self.settings.idle_seconds)
-            control.start()
-            stack.push_async_callback(control.aclose)
-            yield
+        """The app's life."""
+        run_directory = self._run_directory() if self._routes else None
+        async with open_manager(
+            self._assemble, self.settings, self._sites, run_directory, self._session_gone
+        ) as self._manager:
+            self._control = SessionControl(self._manager, SYSTEM_CLOCK, self.settings.idle_seconds)
+            self._control.start()
+            try:
+                yield
+            finally:
+                await self._control.aclose()
 
     def _session_gone(self, session_id: str) -> None:
         """However it ended: its owner is kept for the window from now on, so that late calls learn why."""

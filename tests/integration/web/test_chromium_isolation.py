@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import pytest
 from tests.support.chromium import Answer, ChromiumWorld, Site, play, require_chromium
 
+from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.web.chromium.gateway import Gateway
 from homing.web.chromium.rules import NavigationRules
 from homing.web.processes import command_line
-from homing.rundir import SESSION_SOCKET_DIR_ENV
 
 KEEPS = """<p id=p>…</p><button>Look</button><script>
 (async () => {

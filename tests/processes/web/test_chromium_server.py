@@ -256,9 +256,10 @@ def marked_processes(owners: set[int]) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                for variable in (entry / "environ").read_bytes().split(b"\0"):
-                    if variable.startswith(OWNER_ENV.encode()) and int(variable.split(b".")[1]) in owners:
-                        found.append(int(entry.name))
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                marks = [each for each in variables if each.startswith(OWNER_ENV.encode())]
+                if any(int(each.split(b".")[1]) in owners for each in marks):
+                    found.append(int(entry.name))
     return found
 
 
@@ -274,7 +275,7 @@ def test_a_killed_server_leaves_nothing_to_the_next_one_and_other_peoples_browse
             with serving() as first:
                 client = httpx.Client(base_url=f"http://127.0.0.1:{first.port}", timeout=60, trust_env=False)
                 assert client.post("/seed_session", json={"task": CLICK}).status_code == 200
-                owners = {pid for pid in first.workers()}
+                owners = set(first.workers())
                 ours = marked_processes(owners)
                 assert len(ours) >= 2  # a driver and a browser, whose own children clear their environment
                 left = [found for pid in ours if (found := mark(pid)) is not None]
