@@ -140,7 +140,8 @@ class GymnasiumServer(SessionServer[Hosted]):
         env_kwargs: For `gymnasium.make`.
         threads: How many threads environments run on, in each worker. Each environment stays on one of them.
         idle_seconds: An environment that nobody uses for so long is closed.
-        Others: as for every RL server.
+
+    The other arguments are those of every RL server (`RlServer`).
 
     Raises:
         ConfigurationError: the environment cannot be made, or one of its spaces cannot be served; the message names it.

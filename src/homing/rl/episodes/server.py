@@ -32,7 +32,7 @@ from homing.rl.json_route import add_error_replies, add_json_route, json_respons
 from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions
-from homing.rundir import EPISODES_DIR, leave_run_directory, siblings_directory
+from homing.rundir import EPISODES_DIR, RunDirectory, leave_run_directory, siblings_directory
 from homing.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ class EnvironmentServer:
     It keeps nothing between requests, so any worker runs any episode; the limit of episodes is the whole server's.
 
     Args:
-        resources_url, agent_url: The servers that an episode needs, each reached at one address.
+        resources_url: The resources server of its episodes, reached at one address.
+        agent_url: Their agent server, likewise.
         name: Names this server beside others.
         tool_transports: How the agent reaches the resources server's tools: `direct_http`, `mcp`, or both.
         max_concurrent_episodes: How many may run at once, in all workers together; None: no limit.
@@ -174,6 +175,8 @@ class EnvironmentServer:
                 if directory is None:
                     directory = siblings_directory(f"environment {self.name}")
                     stack.callback(leave_run_directory, directory)
+                # Held, so that nobody takes it for one that a dead server has left.
+                stack.enter_context(RunDirectory.open(directory))
                 self._admission = await stack.enter_async_context(
                     Admission(
                         os.path.join(directory, EPISODES_DIR),
