@@ -35,7 +35,7 @@ class Limits:
     Attributes:
         seed: Site, browser, turn at a core, reset.
         operation: Its turn in the session, its turn at a core, itself.
-        close: Operations that are told to stop, the interrupt, backend, runner, browser, recording, site.
+        close: Operations that are told to stop, the interrupt, backend twice, runner, browser, recording, site.
     """
 
     seed: float
@@ -60,7 +60,7 @@ class Reply:
 class Player:
     """Plays sessions one after another until told to stop. `faults`: how many it has asked the server's fakes for."""
 
-    limits = Limits(4.0 + 2.0 + 4.0 + 2.0, 4.0 + 4.0 + 2.0, 2 * 1.0 + 1.0 + 1.0 + 1.0 + 2.0 + 2.0)
+    limits = Limits(4.0 + 2.0 + 4.0 + 2.0, 4.0 + 4.0 + 2.0, 3.0 + 3.0 + 1.0 + 2.0 + 2.0)
 
     def __init__(self, name: str, url: str, seed: int, oracle: Oracle, fault_rate: float) -> None:
         self.name = name
@@ -191,7 +191,7 @@ class ChromiumPlayer(Player):
     The verdict has to be the reward that the click's reply showed: a fault in between may lose it, and never change it.
     """
 
-    limits = Limits(20.0 + 30.0 + 20.0 + 30.0, 20.0 + 20.0 + 10.0, 2 * 1.0 + 1.0 + 5.0 + 5.0 + 10.0 + 10.0 + 10.0)
+    limits = Limits(20.0 + 30.0 + 20.0 + 30.0, 20.0 + 20.0 + 10.0, 3.0 + 11.0 + 5.0 + 10.0 + 10.0 + 10.0)
 
     def _task(self) -> dict[str, Any]:
         return {"benchmark": "miniwob", "task_id": "click-test", "seed": self._random.randrange(1000)}
