@@ -193,7 +193,7 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
             server: dict[str, Any] = {"log_level": "info", "access_log": False, **options.server}
             client_tls = None
             if options.tls:
-                client_tls = _certificate(Path(directory))
+                client_tls = certificate(Path(directory))
                 server |= {"ssl_certfile": f"{directory}/cert.pem", "ssl_keyfile": f"{directory}/key.pem"}
             homing: dict[str, Any] | None = {"sessions": [("header", SESSION_HEADER)], **options.sticky}
             routed = WorkerOptions(homing if HOMING == "homing" else None, options.wrap, server)
@@ -233,7 +233,7 @@ async def _worker(name: str, options: WorkerOptions, stage: Stage, socket_dir: s
             raise ServerError(f"{name} left something behind{process.log}")
 
 
-def _certificate(directory: Path) -> ssl.SSLContext:
+def certificate(directory: Path) -> ssl.SSLContext:
     """Make `cert.pem` and `key.pem` for localhost; the context of a client that trusts just that."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]

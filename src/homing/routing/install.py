@@ -48,6 +48,7 @@ def install_session_routing(
     drop: Callable[[str], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     leave_dir: Callable[[str], None] | None = None,
+    app_name: str | None = None,
     max_sessions: int | None = None,
     scatter: bool = False,
     graceful_seconds: float | None = None,
@@ -81,6 +82,7 @@ def install_session_routing(
             does not raise.
         clock: Ages cookies and resources sessions.
         leave_dir: Called with the run directory's path once the worker has closed.
+        app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         max_sessions: A start beyond so many sessions of this worker is answered 503.
         scatter: Test mode: every request first lands on a wrong worker.
         graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
@@ -163,6 +165,7 @@ def install_session_routing(
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,
         leave_dir=leave_dir,
+        app_name=app_name,
         entry=app,
         drop=given_away,
         on_open=opened,

@@ -54,6 +54,7 @@ class SessionRoutingMiddleware:
         socket_dir: Makes or finds the run directory, once the worker starts; None: one worker, nothing is routed, and
             only identity is checked (400, 409).
         leave_dir: Called with the run directory's path once the worker has closed.
+        app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         on_open: Called with the worker once it has opened, before it serves.
     """
 
@@ -69,6 +70,7 @@ class SessionRoutingMiddleware:
         *,
         socket_dir: Callable[[], str] | None,
         leave_dir: Callable[[str], None] | None = None,
+        app_name: str | None = None,
         entry: ASGIApp | None = None,
         drop: Callable[[str], None] | None = None,
         on_open: Callable[[Worker], None] | None = None,
@@ -80,6 +82,7 @@ class SessionRoutingMiddleware:
         self.worker: Worker | None = None
         self._socket_dir = socket_dir
         self._leave_dir = leave_dir
+        self._app_name = app_name
         self._entry = entry
         self._drop = drop
         self._on_open = on_open
@@ -105,6 +108,7 @@ class SessionRoutingMiddleware:
             self.lifetimes,
             owner_timeout_seconds=self.policy.owner_timeout_seconds,
             graceful_seconds=self.policy.graceful_seconds,
+            app=self._app_name,
             drop=self._drop,
         )
         await worker.open(
@@ -238,10 +242,10 @@ class SessionRoutingMiddleware:
         try:
             await self.app(scope, receive, watch.send)
             failed = False
-        except Exception:
-            if request.unrecorded is None:
-                # A handler that raises after its whole reply has done what it said.
-                failed = not watch.complete
+        except BaseException as error:
+            # A handler that raises after its whole reply has done what it said, whatever it raises (SystemExit too).
+            failed = request.unrecorded is not None or not watch.complete
+            if request.unrecorded is None or not isinstance(error, Exception):
                 raise
         finally:
             if scope.get(ENDED_SCOPE_KEY):

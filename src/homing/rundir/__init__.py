@@ -7,6 +7,8 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     <worker ID>.stopping   marks that workers set for each other; also `.drained`
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
+    first-app              which app's keys are of the plain kind, where several apps share the directory
+    begun-by               which launcher's server an explicit directory belongs to
     session-owners/        the owner records, up to a million: never list it on the event loop
 
 Invariant: *dead* is proved, not guessed. A worker locks `<worker ID>.life` before that name exists, and keeps the lock
@@ -17,7 +19,9 @@ Everything that proves a worker alive is closed in a forked child, which would o
 Not here: what an owner record says (`homing.directory`), what a private socket carries (`homing.forwarding`).
 """
 
+from homing.rundir.checks import check_run_directory
 from homing.rundir.forks import close_after_fork, run_in_forked_child
+from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
     EPISODES_DIR,
@@ -31,18 +35,13 @@ from homing.rundir.names import (
     worker_handoff_path,
     worker_socket_path,
 )
-from homing.rundir.places import (
-    check_run_directory,
-    create_session_socket_dir,
-    leave_run_directory,
-    made_by_launcher,
-    remove_run_directory,
-    siblings_directory,
-)
+from homing.rundir.places import create_session_socket_dir, remove_run_directory
+from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
     "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
+    "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
     "SITES_DIR",
@@ -52,6 +51,7 @@ __all__ = [
     "check_run_directory",
     "close_after_fork",
     "create_session_socket_dir",
+    "empty",
     "is_worker_id",
     "leave_run_directory",
     "made_by_launcher",

@@ -397,9 +397,9 @@ def _serve_many(config: RunConfig, run_dir: str | None) -> None:
             config.routing = replace(config.routing, socket_dir=path)
         listener = stack.enter_context(config.bind_socket())
 
-        def announce_both() -> None:
+        def announce_both(loaded: Loaded) -> None:
             config.announce_address(listener)
-            announce(config, path)
+            announce(config, path, loaded.routing)
 
         # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
         with contextlib.suppress(KeyboardInterrupt):
@@ -440,4 +440,4 @@ def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
 
 def _told(config: RunConfig, what: Loaded | Ready) -> None:
     if isinstance(what, Loaded):
-        announce(config, None)
+        announce(config, None, what.routing)

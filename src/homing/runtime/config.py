@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 import errno
 import logging
 import os
@@ -31,11 +32,20 @@ from homing.runtime.underneath import connections_can_move
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
 
 
+class RoutedBy(enum.Enum):
+    """Who says how the sessions of an app are told and treated."""
+
+    HOMING_RUN = "the options of the command"
+    APP = "the app itself, which has homing's router in it"
+    APP_AS_TOLD = "the app itself, which takes the command's limits and test mode"
+
+
 class RunConfig(Config):
     """What `homing run` serves, and how.
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
+        routed_by: Who says how sessions are told, once the app is loaded.
         handoff: Connections may move to the worker whose sessions they ask for.
         handoffs: How they do, once the worker serves.
     """
@@ -45,6 +55,7 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
+        self.routed_by = RoutedBy.HOMING_RUN
         self.handoff = False
         self.handoffs: Handoffs | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
@@ -110,8 +121,9 @@ class RunConfig(Config):
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
             # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
             os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
-        if loaded.routed and self.routing is not None:
-            tell_routing(loaded.app, self.routing)
+        if loaded.routed:
+            told = self.routing is not None and tell_routing(loaded.app, self.routing)
+            self.routed_by = RoutedBy.APP_AS_TOLD if told else RoutedBy.APP
         if self.routing is None or loaded.routed:
             return loaded.app
         if self.routing.tells_sessions:

@@ -28,7 +28,7 @@ from uvicorn.server import Server
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.worker import current_worker
 from homing.rundir import close_after_fork
-from homing.runtime.config import RunConfig, address_line
+from homing.runtime.config import RoutedBy, RunConfig, address_line
 from homing.runtime.handoff import Handoffs
 from homing.runtime.protocol import HomingHttpToolsProtocol
 from homing.runtime.secret import keep_server_secret
@@ -44,6 +44,8 @@ _ORPHAN_GRACE_SECONDS: Final = 2.5
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The app was loaded and can be routed; its start-up follows."""
+
+    routing: RoutedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class HomingServer(Server):
         super().run(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        self._tell(Loaded())
+        self._tell(Loaded(self.config.routed_by))
         try:
             await super().startup(sockets=sockets)
         except OSError as error:

@@ -32,7 +32,7 @@ from homing.rl.json_route import add_error_replies, add_json_route, json_respons
 from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions
-from homing.rundir import EPISODES_DIR, leave_run_directory, siblings_directory
+from homing.rundir import EPISODES_DIR, RunDirectory, leave_run_directory, siblings_directory
 from homing.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -174,6 +174,8 @@ class EnvironmentServer:
                 if directory is None:
                     directory = siblings_directory(f"environment {self.name}")
                     stack.callback(leave_run_directory, directory)
+                # Held, so that nobody takes it for one that a dead server has left.
+                stack.enter_context(RunDirectory.open(directory))
                 self._admission = await stack.enter_async_context(
                     Admission(
                         os.path.join(directory, EPISODES_DIR),
