@@ -3,11 +3,10 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench clean
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench clean
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
