@@ -48,7 +48,7 @@ test-ecosystem: setup setup-ecosystem
 
 # The site of the docs, into build/site; anything that does not fit together is an error.
 docs: setup-docs
-	.venv-docs/bin/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
 # Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
 # WRITE=1 renews benchmarks/soak/results.md.

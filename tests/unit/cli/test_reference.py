@@ -6,11 +6,14 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+from types import ModuleType
 
 import click
+import pytest
 from tests.support.running import ROOT
 
 import homing
+import homing.rl
 from homing.cli.run import run
 from homing.errors import ReplyError
 from homing.identity import PRESETS, parse_source
@@ -107,9 +110,10 @@ def test_the_table_of_presets_is_what_they_are() -> None:
         assert rows["kept without a request for"][name].startswith("`--idle`") is (preset.idle_seconds is None)
 
 
-def test_the_api_page_has_every_public_name_once() -> None:
+@pytest.mark.parametrize(("page", "package"), [("api.md", homing), ("api-rl.md", homing.rl)])
+def test_the_api_page_has_every_public_name_once(page: str, package: ModuleType) -> None:
     """Where a public name is also a module's, the page gives the path to what the name stands for."""
-    shown = re.findall(r"^::: (homing\.[\w.]+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^::: (homing\.[\w.]+)$", (REFERENCE / page).read_text(), re.MULTILINE)
     for path in shown:
-        assert pkgutil.resolve_name(path) is getattr(homing, path.rpartition(".")[2]), path
-    assert sorted(path.rpartition(".")[2] for path in shown) == sorted(homing.__all__)
+        assert pkgutil.resolve_name(path) is getattr(package, path.rpartition(".")[2]), path
+    assert sorted(path.rpartition(".")[2] for path in shown) == sorted(package.__all__)

@@ -46,7 +46,8 @@ class EnvironmentServer:
     It keeps nothing between requests, so any worker runs any episode; the limit of episodes is the whole server's.
 
     Args:
-        resources_url, agent_url: The servers that an episode needs, each reached at one address.
+        resources_url: The resources server of its episodes, reached at one address.
+        agent_url: Their agent server, likewise.
         name: Names this server beside others.
         tool_transports: How the agent reaches the resources server's tools: `direct_http`, `mcp`, or both.
         max_concurrent_episodes: How many may run at once, in all workers together; None: no limit.
