@@ -146,6 +146,11 @@ def fault_run(
             tasks = [asyncio.create_task(player.play(enough)) for player in everyone]
             while count() < faults and time.monotonic() - began < max_seconds and not any(t.done() for t in tasks):
                 await asyncio.sleep(0.1)
+                if server.process.poll() is not None:
+                    for each in tasks:
+                        each.cancel()
+                    await asyncio.wait(tasks)
+                    raise AssertionError(f"the server ended:\n{server.log[-6000:]}")
             enough.set()
             await asyncio.gather(*tasks)
 

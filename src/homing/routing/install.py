@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 DEFAULT_BACKLOG: Final = 2048
 
 
+def _none_ended() -> int:
+    return 0
+
+
 def install_session_routing(
     app: Starlette,
     kind: SessionKind,
@@ -103,6 +107,7 @@ def install_session_routing(
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
     lifetimes: SessionLifetimes
     forget: Callable[[str], None] | None
+    count_ended: Callable[[], int] = _none_ended
     if agent_sessions is not None:
         lifetimes = AgentSessionLifetimes(agent_sessions, starts)
         forget = None
@@ -116,6 +121,7 @@ def install_session_routing(
             being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108
         )
         forget = resources.forget
+        count_ended = resources.count_ended
     identity = KindIdentity(
         kind,
         session_cookie,
@@ -161,6 +167,7 @@ def install_session_routing(
             scatter=scatter,
             graceful_seconds=graceful_seconds,
             lifespan_required=lifespan_required,
+            count_ended=count_ended,
             error_reply=error_reply,
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,

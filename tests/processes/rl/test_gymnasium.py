@@ -229,7 +229,7 @@ def test_a_step_before_a_reset_is_refused_and_leaves_no_cookie(count: Running) -
     assert "set-cookie" not in refused.headers
 
 
-@pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**63}, {"options": [1]}])
+@pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**53}, {"options": [1]}])
 def test_a_bad_reset_is_refused_by_name(count: Running, body: dict[str, Any]) -> None:
     caller = Caller(url(count))
     refused = caller.post("/reset", body)
@@ -336,6 +336,21 @@ def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
     assert caller.post("/step", {"action": 0}).code == "session_closing"
     assert caller.post("/close_session").status == 200
     assert caller.post("/step", {"action": 0}).code == "session_lost"
+
+
+def test_a_limit_of_sessions_counts_the_open_ones() -> None:
+    options = ("tests.support.rl_envs:Count-v0", "--max-sessions-per-worker", "2")
+    with served(*options, workers=2) as server:
+        opened: list[Caller] = []
+        while (answer := (caller := Caller(url(server))).post("/reset")).status == 200:
+            opened.append(caller)
+            assert len(opened) <= 4
+        assert (answer.status, answer.code) == (503, "session_limit")
+        assert len(opened) >= 2
+        for caller in opened:
+            assert caller.post("/close_session").status == 200
+        assert Caller(url(server)).post("/reset").status == 200
+        server.stop()
 
 
 def test_open_environments_are_closed_as_the_server_stops() -> None:
