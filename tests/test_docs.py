@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.chromium import require_chromium
 from tests.support.running import HOMING, ROOT, running
 from tests.support.served import ECOSYSTEM, MAIN
 from tests.support.stories import Story, blocks
