@@ -204,6 +204,8 @@ class SessionRoutingMiddleware:
         except ReplyError as error:
             if undecided is not None:
                 undecided.mine()
+            if self.worker is not None:
+                self.worker.answers[error.code] += 1
             policy = self.policy
             await answer(
                 error,
@@ -238,6 +240,11 @@ class SessionRoutingMiddleware:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
             scope[SESSION_ACQUIRE_SCOPE_KEY] = request.acquire
         watch = ReplyWatch(request, scope, self._identity_of_replies, send, self.policy.sees_use)
+        if worker is not None:
+            worker.served += 1
+            worker.serving += 1
+            if hop is not None:
+                worker.received += 1
         failed = True
         try:
             await self.app(scope, receive, watch.send)
@@ -250,6 +257,8 @@ class SessionRoutingMiddleware:
         finally:
             if scope.get(ENDED_SCOPE_KEY):
                 request.end()
+            if worker is not None:
+                worker.serving -= 1
             request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:

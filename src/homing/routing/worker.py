@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from types import FrameType
@@ -77,6 +78,9 @@ class Worker:
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
         starting: Starts under way whose sessions have no ID yet.
+        serving: Requests whose handler is running.
+        served: Requests whose handler has been called, `received` from other workers among them.
+        answers: Replies of homing's own, by their code.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -95,6 +99,8 @@ class Worker:
         self.id = identifier
         self.lifetimes = lifetimes
         self.starting = 0
+        self.serving = self.served = self.received = 0
+        self.answers: Counter[str] = Counter()
         self.drained = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
@@ -223,6 +229,11 @@ class Worker:
         if _current is self:
             _current = None
         await self._stack.aclose()
+
+    def count_ended(self) -> int:
+        """How many of this worker's sessions have ended, and are in their close retry window."""
+        count = getattr(self.lifetimes, "count_ended", None)
+        return 0 if count is None else int(count())
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""

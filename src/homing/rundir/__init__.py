@@ -3,8 +3,11 @@
 A *run directory* is 0700, ours, and not a link. It holds, flat and small:
 
     <worker ID>.sock       the private socket of a worker
+    <worker ID>.conn       where a worker is given connections
     <worker ID>.life       locked exclusively by that worker while it lives
     <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    page, server.json      what workers and supervisor say of themselves
+    server.lock            held by the supervisor while its server runs
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
     first-app              which app's keys are of the plain kind, where several apps share the directory
@@ -26,6 +29,8 @@ from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
     EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
+    PAGE_NAME,
+    SERVER_DESCRIPTION,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
     SITES_DIR,
@@ -35,12 +40,14 @@ from homing.rundir.names import (
     worker_handoff_path,
     worker_socket_path,
 )
-from homing.rundir.places import create_session_socket_dir, remove_run_directory
+from homing.rundir.places import create_session_socket_dir, remove_run_directory, run_directory_bases
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
     "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
+    "PAGE_NAME",
+    "SERVER_DESCRIPTION",
     "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
@@ -57,6 +64,7 @@ __all__ = [
     "made_by_launcher",
     "new_worker_id",
     "remove_run_directory",
+    "run_directory_bases",
     "run_in_forked_child",
     "siblings_directory",
     "worker_handoff_path",

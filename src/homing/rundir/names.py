@@ -22,6 +22,12 @@ SESSION_OWNERS_DIR: Final = "session-owners"
 SITES_DIR: Final = "sites"
 """The directory, in a run directory, of the lock files of sites that browser sessions share."""
 
+SERVER_DESCRIPTION: Final = "server.json"
+"""What the supervisor says of its server (`homing.watch`)."""
+
+PAGE_NAME: Final = "page"
+"""What the workers say of themselves (`homing.watch`)."""
+
 EPISODES_DIR: Final = "episodes"
 """The directory, in a run directory, of who runs an episode and who waits to."""
 

@@ -31,7 +31,7 @@ def create_session_socket_dir(explicit: str | None = None) -> str:
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     if explicit:
         return made(os.path.abspath(explicit))
-    for base in bases():
+    for base in run_directory_bases():
         remove_stale(base)
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
@@ -58,7 +58,7 @@ def made(path: str) -> str:
     return path
 
 
-def bases() -> Iterator[str]:
+def run_directory_bases() -> Iterator[str]:
     """The usable places for run directories, best first: memory file systems, then the disk."""
     for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", tempfile.gettempdir()):  # noqa: S108 - checked below
         if base and os.path.isabs(base) and _usable(base):

@@ -21,7 +21,7 @@ from typing import Final
 
 from homing.rundir.leftovers import begin_in, remove_stale, run_directory_pid
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, boot_id
-from homing.rundir.places import bases, create_session_socket_dir, made, no_base, remove_run_directory
+from homing.rundir.places import create_session_socket_dir, made, no_base, remove_run_directory, run_directory_bases
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def siblings_directory(settings: str) -> str:
     parent = os.getppid()
     facts = (os.getuid(), boot_id(), _pid_namespace(), parent, _started(_parent_in_proc()), sys.argv, sockets, settings)
     name = f"homing-{parent}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
-    for base in bases():
+    for base in run_directory_bases():
         remove_stale(base)
         with contextlib.suppress(OSError):
             return made(os.path.join(base, name))

@@ -31,6 +31,7 @@ from homing.rundir import close_after_fork
 from homing.runtime.config import RoutedBy, RunConfig, address_line
 from homing.runtime.handoff import Handoffs
 from homing.runtime.protocol import HomingHttpToolsProtocol
+from homing.runtime.publisher import Publisher
 from homing.runtime.secret import keep_server_secret
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class HomingServer(Server):
     def __init__(self, config: RunConfig, told: Callable[[Loaded | Ready], None]) -> None:
         super().__init__(config)
         self._tell = told
+        self._publisher: Publisher | None = None
 
     def run(self, sockets: list[socket] | None = None) -> None:
         self.config.check_loop()
@@ -105,12 +107,15 @@ class HomingServer(Server):
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
             self._open_handoffs()
+            await self._publish()
             self._tell(Ready())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         # Before the server goes through its connections: one that comes here later would be cut off with no word.
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
+        if self._publisher is not None:
+            await self._publisher.aclose()
         await super().shutdown(sockets)
 
     def _open_handoffs(self) -> None:
@@ -118,6 +123,12 @@ class HomingServer(Server):
         if worker is None or not (self.config.handoff and self.config.moves_connections):
             return
         self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
+
+    async def _publish(self) -> None:
+        worker = current_worker()
+        if worker is not None:
+            self._publisher = Publisher(worker, self.config.handoffs)
+            await self._publisher.start()
 
     async def _adopt(self, connection: socket, moves: int) -> None:
         """Serve a connection that another worker gave, as one that was accepted here."""
