@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo test test-long soak check format bench clean
+.PHONY: setup setup-mcp1 demo test test-long soak check format bench model clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -48,6 +48,12 @@ ROUNDS := 5
 bench: setup
 	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
+
+# The ownership protocol as models: minutes, two searches at once of up to 4 GB each. RUNS= names some of them.
+RUNS :=
+model:
+	@sh scripts/setup_spin.sh
+	@nice python3 model/check.py $(RUNS)
 
 clean:
 	rm -rf .venv .venv-* dist build

@@ -860,6 +860,38 @@ async def test_an_abandoned_restore_does_not_release_what_a_rewrite_takes_meanwh
     assert world.record("s") == f"{world.boot}.{two.id}"
 
 
+async def test_what_a_restore_opened_while_a_rewrite_took_it_is_drained_before_it_is_opened_again(one: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    taken, finish = asyncio.Event(), threading.Event()
+    served_when_opened: list[int] = []
+
+    async def nobody(owner: WorkerId, session_id: str) -> Given:
+        raise ConnectionRefusedError(owner)
+
+    def opened(session_id: str) -> None:
+        served_when_opened.append(one.owners.served_now(session_id))
+        one.open(session_id)
+
+    def wait_in_thread() -> None:
+        loop.call_soon_threadsafe(taken.set)
+        assert finish.wait(60)
+
+    with failpoint("rewrite.taken", wait_in_thread):
+        rewriting = asyncio.create_task(one.owners.rewrite_all(["s"], nobody, opened=opened))
+        await taken.wait()
+        await one.owners.restore("s", nobody, deadline_seconds=30, opened=opened)
+        serving = Serving(one, "s")
+        finish.set()
+        with contextlib.suppress(SessionMovingError):  # until the rewrite has put up its fence
+            while not rewriting.done():
+                Serving(one, "s").leave()
+                await asyncio.sleep(0)
+        serving.leave()
+        await rewriting
+    assert served_when_opened == [0, 0]
+    assert one.owners.mine("s")
+
+
 # --- disowning ---
 
 
