@@ -3,7 +3,14 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
+<<<<<<< HEAD
 .PHONY: setup setup-mcp1 demo test test-long soak check format bench model clean
+=======
+# What is written for Gradio and NiceGUI.
+ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
+
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak fuzz docs check format bench clean
+>>>>>>> main
 
 # The script knows when there is nothing to do.
 setup:
@@ -13,6 +20,13 @@ setup:
 setup-mcp1:
 	@sh scripts/setup.sh mcp1
 
+# Gradio and NiceGUI, for the tests that drive real apps of theirs.
+setup-ecosystem:
+	@sh scripts/setup.sh ecosystem
+
+setup-docs:
+	@sh scripts/setup.sh docs
+
 # Less to install than for the tests.
 demo:
 	@sh scripts/setup.sh demo
@@ -20,17 +34,35 @@ demo:
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
 test-long: setup setup-mcp1
-	$(PYTHON) -m pytest --timeout=1200
+	$(PYTHON) -m pytest --timeout=1200 -m "not ecosystem"
 
-# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do.
+# Real Gradio and NiceGUI apps, which take half a gigabyte to install.
+test-ecosystem: setup setup-ecosystem
+	.venv/bin/mypy --python-executable .venv-ecosystem/bin/python $(ECOSYSTEM)
+	$(PYTHON) -m pytest -m ecosystem tests/ecosystem
+
+# The site of the docs, into build/site; anything that does not fit together is an error.
+docs: setup-docs
+	.venv-docs/bin/mkdocs build --strict --site-dir build/site
+
+# Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
+# WRITE=1 renews benchmarks/soak/results.md.
 SECONDS := 60
 SEED :=
+PLAYERS :=
+WRITE :=
 soak: setup
-	$(PYTHON) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
+
+# Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
+fuzz:
+	@sh scripts/setup.sh fuzz
+	.venv-fuzz/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 check: setup setup-mcp1
 	.venv/bin/ruff format --check .

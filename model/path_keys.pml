@@ -1,7 +1,7 @@
 /* Path keys: one key, two sessions that share it, two workers: starts that are placed, stops, closes, and a restore of both.
  *
  * A start acquires its session key, then the path key, in one block; where another live worker owns the path key, it undoes
- * the session key and places the start there. The owner counts the sessions of its path key, and releases it with the last.
+ * the session key and places the start there; a dead worker's key it takes. The owner counts the sessions of its path key, and releases it with the last.
  * A stop knows only the path key. A restore moves sessions one by one: the giver lets go of their keys in the block that
  * gives them, and none of them runs before all have come and hold the path key, or else all are let go again.
  * [routing/route.py, routing/path_keys.py, routing/install.py given_away]
@@ -22,6 +22,7 @@ hidden byte without, only, stops, restores, crashes, seeds;
 
 byte recP = NONE;               /* the path key's record */
 byte recS[2];                   /* the sessions' records */
+byte lock = NONE;
 bool alive[2];
 bool loop[2];
 byte refs[2];                   /* PathKeys._bound */
@@ -45,7 +46,7 @@ inline unbind(w,s) {            /* [PathKeys.unbind], in a block: the key goes w
 }
 
 proctype Seed(byte s) {
-  byte at, cur, x, looks=0; bool placed=false;
+  byte at, cur, x, y, looks=0; bool placed=false;
   atomic { if :: at=0 :: at=1 fi; cur=at };
   { cur=at;
 look:
@@ -58,6 +59,15 @@ look:
     if :: KEY_ACQUIRED_AFTER_THE_START -> atomic { openat[s]=cur; runs[s]++; await_(cur) }; atomic { !loop[cur] -> loop[cur]=true } :: else fi;
     atomic { if :: recP==NONE -> recP=cur; x=cur :: else -> x=NONE fi };                            /* symlink, path key */
     if :: x==NONE -> x=recP :: else fi;                                                            /* EEXIST: look */
+    if
+    :: x!=NONE && x!=cur && !alive[x] ->                          /* a dead worker's runs nowhere: it is taken [PathKeys._take] */
+         atomic { if :: lock==NONE -> lock=cur :: else -> x=NONE fi };
+         if
+         :: x!=NONE -> y=recP; if :: y==x -> atomic { recP=cur; x=cur } :: else -> x=y fi; lock=NONE
+         :: else                                                  /* not free: 503 */
+         fi
+    :: else
+    fi;
     if
     :: x==cur || KEPT_THOUGH_THE_KEY_IS_OTHERS || KEY_ACQUIRED_AFTER_THE_START -> goto opens
     :: else
@@ -182,7 +192,7 @@ init {
   :: crashes>0 ->
        if :: w=0 :: w=1 fi;
        if
-       :: atomic { alive[w]=false; loop[w]=false; refs[w]=0; if :: openat[0]==w -> openat[0]=NONE :: else fi; if :: openat[1]==w -> openat[1]=NONE :: else fi;
+       :: atomic { alive[w]=false; loop[w]=false; refs[w]=0; if :: lock==w -> lock=NONE :: else fi; if :: openat[0]==w -> openat[0]=NONE :: else fi; if :: openat[1]==w -> openat[1]=NONE :: else fi;
                    if :: recS[0]==w -> bound[0]=false :: else fi; if :: recS[1]==w -> bound[1]=false :: else fi }
        :: skip
        fi;

@@ -3,6 +3,9 @@
 #   setup.sh        .venv with everything that the tests and checks need
 #   setup.sh demo   .venv with what homing itself needs, which is much less
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
+#   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
+#   setup.sh ecosystem  .venv-ecosystem with Gradio and NiceGUI, which bring a great deal
+#   setup.sh docs   .venv-docs with what makes the site of the docs
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,9 +17,9 @@ case "${1:-}" in
         requirements=
         ready=$env/.ready-demo
         ;;
-    mcp1)
-        env=.venv-mcp1
-        requirements=requirements-mcp1.txt
+    mcp1 | ecosystem | docs | fuzz)
+        env=.venv-$1
+        requirements=requirements-$1.txt
         ready=$env/.ready
         ;;
 esac

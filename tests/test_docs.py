@@ -2,6 +2,8 @@
 
 A block that starts a server is started for real, with a free port and the modules that the text takes for granted
 (`my_server`, `server`), and asked to keep a session together; Python is executed; `make` targets exist.
+
+A page with files in it (a block with a title) is a story: `stories.py` runs it from its first line to its last.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from typing import Any
 
 import pytest
 from tests.support.running import ROOT, running
+from tests.support.served import ECOSYSTEM, MAIN
+from tests.support.stories import Story, blocks
 
 import homing
 from homing.identity import parse_source
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STORIES = [page for page in PAGES if any(block.title for block in blocks(page))]
+HEAVY = {"docs/howto/gradio.md", "docs/howto/nicegui.md"}
+"""Stories about what only `make setup-ecosystem` installs."""
+
 _CODE = re.compile(r"`([^`\n]+)`")
 
 MY_SERVER = '''
@@ -68,10 +75,11 @@ def hello() -> str:
 
 
 def snippets(language: str) -> Iterator[tuple[str, str]]:
+    """Every block of that language that stands for itself."""
     for page in PAGES:
-        for number, match in enumerate(_FENCE.finditer(page.read_text())):
-            if match[1] == language:
-                yield f"{page.relative_to(ROOT)}#{number}", match[2]
+        for number, block in enumerate(blocks(page)):
+            if block.language == language and not block.title and (language != "sh" or page not in STORIES):
+                yield f"{page.relative_to(ROOT)}#{number}", block.text
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -87,8 +95,12 @@ SERVERS = sorted({tuple(words[2:]) for _, words in COMMANDS if words[:2] == ["ho
 
 
 def test_every_snippet_is_of_a_kind_that_is_run_here() -> None:
-    languages = {match[1] for page in PAGES for match in _FENCE.finditer(page.read_text())}
-    assert languages <= {"sh", "python"}, "add a way to run it"
+    for page in PAGES:
+        languages = {block.language for block in blocks(page)}
+        # Without a language it is a drawing.
+        assert languages <= {"sh", "python", ""} | ({"text"} if page in STORIES else set()), (
+            f"{page}: add a way to run it"
+        )
     for name, words in COMMANDS:
         assert words[:2] == ["homing", "run"] or words[0] == "make", f"{name}: {words}: add a way to run it"
     assert len(SERVERS) >= 3
@@ -102,6 +114,26 @@ def test_the_make_targets_of_the_text_exist() -> None:
     assert {"demo", "test"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=name,
+            marks=[pytest.mark.ecosystem, pytest.mark.timeout(300)] if name in HEAVY else [],
+        )
+        for page in STORIES
+        for name in [str(page.relative_to(ROOT))]
+    ],
+)
+def test_a_page_with_files_in_it_goes_as_it_says(page: Path, tmp_path: Path) -> None:
+    programs = ECOSYSTEM if str(page.relative_to(ROOT)) in HEAVY else MAIN
+    with Story(tmp_path, programs) as story:
+        for block in blocks(page):
+            story.tell(block)
+    assert story.commands, "nothing of it was run"
 
 
 @pytest.mark.parametrize("arguments", SERVERS, ids=" ".join)
@@ -166,3 +198,10 @@ def test_the_shape_of_made_ids_in_paths_is_shown_and_run() -> None:
     shown = ("--session", "path:/sessions/{session}", "--learn", "body:id@/sessions")
     shown += ("--start", "POST /sessions", "--end", "DELETE /sessions/{id}")
     assert any(server[-len(shown) :] == shown for server in SERVERS)
+
+
+def test_every_link_between_pages_leads_to_a_page() -> None:
+    """`make docs` looks at anchors too."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).is_file(), f"{page.relative_to(ROOT)}: {target}"

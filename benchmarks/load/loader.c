@@ -5,7 +5,11 @@
  *   GET /whoami  {"worker":"W"}                        names no session
  *   GET /start   {"session":"S","count":0,"worker":"W"} and Set-Cookie: a new session
  *   GET /step    {"session":"S","count":N,"worker":"W"} the session's N-th step
- * each with Content-Length. Loads: closed loop (rate 0), or paced, where latency counts from the moment a request was
+ * each with Content-Length; or, with --gymnasium, as a Gymnasium server does:
+ *   GET /healthz {…,"worker":"W"…}
+ *   POST /reset  {…,"session_id":"S",…} and Set-Cookie; the owner in x-ng-session-owner, or none
+ *   POST /step   {"observation":[N.0],…} for an environment that counts its steps, with the action 1
+ * Loads: closed loop (rate 0), or paced, where latency counts from the moment a request was
  * due, so a slow server cannot hide by delaying the next one. CPU time of the given processes is read here, at the
  * very edges of the measured window.
  *
@@ -47,7 +51,7 @@ typedef struct {
     double asked_at, due_at;
 } Connection;
 
-static struct { int port, connections, workers, per_connection, behind_proxy, npids; double seconds, warm, rate;
+static struct { int port, connections, workers, per_connection, behind_proxy, gymnasium, npids; double seconds, warm, rate;
                 const char *mode; pid_t pids[MAX_PIDS]; } want = {.connections = 32, .workers = 1, .per_connection = 1,
                 .seconds = 2, .warm = 0.3, .mode = "local"};
 static Connection connections[MAX_CONNECTIONS];
@@ -168,7 +172,14 @@ static void field(const char *reply, const char *name, char *value) {
 
 static int worker_of(const char *reply) {
     char name[NAME];
-    field(reply, "worker", name);
+    const char *owner = want.gymnasium ? strcasestr(reply, "\r\nx-ng-session-owner: ") : NULL;
+    if (owner) {
+        int size = (int)strcspn(owner += 22, "\r");
+        if (size >= NAME) fail("a worker's name is too long");
+        memcpy(name, owner, size);
+        name[size] = 0;
+    } else if (want.gymnasium && !strstr(reply, "\"worker\":\"")) strcpy(name, "the only one");
+    else field(reply, "worker", name);
     int i = 0;
     while (i < nworkers && strcmp(workers[i], name)) i++;
     if (i == MAX_WORKERS) fail("more than %d workers", MAX_WORKERS);
@@ -176,8 +187,17 @@ static int worker_of(const char *reply) {
     return i;
 }
 
-static const char WHOAMI[] = "GET /whoami HTTP/1.1\r\nHost: localhost\r\n\r\n";
-static const char START[] = "GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n";
+static const char *WHOAMI = "GET /whoami HTTP/1.1\r\nHost: localhost\r\n\r\n";
+static const char *START = "GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n";
+static const char *STEP = "GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\n"
+                          "Cookie: %s\r\n\r\n";
+
+static void speak_gymnasium(void) {
+    WHOAMI = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    START = "POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+    STEP = "POST /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: %s\r\n"
+           "x-ng-close-follows: 1\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"action\":1}";
+}
 
 /* Makes a session over `fd` and writes its GET /step; returns its number. */
 static int start_session(int fd) {
@@ -194,11 +214,13 @@ static int start_session(int fd) {
     }
     if (!*cookies) fail("/start set no cookie");
     Session *session = &sessions[nsessions];
-    field(reply, "session", session->id);
+    field(reply, want.gymnasium ? "session_id" : "session", session->id);
     session->owner = worker_of(reply);
     session->count = 0;
-    if (asprintf(&session->request, "GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\n"
-                 "Cookie: %s\r\n\r\n", cookies) < 0) fail("out of memory");
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    if (asprintf(&session->request, STEP, cookies) < 0) fail("out of memory");
+#pragma GCC diagnostic pop
     return nsessions++;
 }
 
@@ -305,12 +327,12 @@ static void judge(Connection *c, int status, const char *body, int length) {
     if (nlatencies < MAX_LATENCIES) latencies[nlatencies++] = (float)(now() - c->asked_at);
     if (status != 200) { errors++; session->count = -1; return; }
     if (session->count < 0) { /* resumes after a reply that was lost */
-        const char *count = strstr(body, "\"count\":");
-        session->count = count ? atol(count + 8) - 1 : 0;
+        const char *key = want.gymnasium ? "\"observation\":[" : "\"count\":", *count = strstr(body, key);
+        session->count = count ? atol(count + strlen(key)) - 1 : 0;
     }
-    int size = snprintf(expected, sizeof expected, "{\"session\":\"%s\",\"count\":%ld,\"worker\":\"%s\"}", session->id,
+    int size = want.gymnasium ? snprintf(expected, sizeof expected, "{\"observation\":[%ld.0],", ++session->count) : snprintf(expected, sizeof expected, "{\"session\":\"%s\",\"count\":%ld,\"worker\":\"%s\"}", session->id,
                         ++session->count, workers[session->owner]);
-    if (size != length || memcmp(expected, body, size)) { wrong++; session->count = -1; }
+    if ((want.gymnasium ? size > length : size != length) || memcmp(expected, body, size)) { wrong++; session->count = -1; }
     crossed += c->home >= 0 && c->home != session->owner;
 }
 
@@ -409,7 +431,7 @@ static void run(void) {
 static void usage(void) {
     fputs("usage: loader --port N [--connections 32] [--seconds 2] [--warm 0.3] [--rate 0: closed loop]\n"
           "              [--workers 1] [--mode local|remote|inter] [--sessions-per-connection 1]\n"
-          "              [--behind-proxy: do not choose workers] [--pid PID]...\n", stderr);
+          "              [--behind-proxy: do not choose workers] [--gymnasium] [--pid PID]...\n", stderr);
     exit(2);
 }
 
@@ -417,7 +439,8 @@ int main(int argc, char **argv) {
     static const struct option options[] = {
         {"port", 1, 0, 'p'}, {"connections", 1, 0, 'c'}, {"seconds", 1, 0, 's'}, {"warm", 1, 0, 'w'},
         {"rate", 1, 0, 'r'}, {"workers", 1, 0, 'n'}, {"mode", 1, 0, 'm'}, {"sessions-per-connection", 1, 0, 'k'},
-        {"behind-proxy", 0, 0, 'b'}, {"pid", 1, 0, 'i'}, {0, 0, 0, 0}};
+        {"behind-proxy", 0, 0, 'b'}, {"pid", 1, 0, 'i'},
+        {"gymnasium", 0, 0, 'g'}, {0, 0, 0, 0}};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) switch (option) {
         case 'p': want.port = atoi(optarg); break;
         case 'c': want.connections = atoi(optarg); break;
@@ -428,6 +451,7 @@ int main(int argc, char **argv) {
         case 'm': want.mode = optarg; break;
         case 'k': want.per_connection = atoi(optarg); break;
         case 'b': want.behind_proxy = 1; break;
+        case 'g': want.gymnasium = 1; break;
         case 'i': if (want.npids < MAX_PIDS) want.pids[want.npids++] = atoi(optarg); break;
         default: usage();
     }
@@ -435,6 +459,7 @@ int main(int argc, char **argv) {
         want.workers < 1 || want.workers > MAX_WORKERS || want.per_connection < 1 || want.per_connection > 4096 ||
         want.seconds <= 0 || (strcmp(want.mode, "local") && strcmp(want.mode, "remote") && strcmp(want.mode, "inter")))
         usage();
+    if (want.gymnasium) speak_gymnasium();
     latencies = malloc(MAX_LATENCIES * sizeof *latencies);
     set_up();
     shuffle();

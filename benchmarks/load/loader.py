@@ -33,6 +33,7 @@ class Load:
         requests_per_second: Over all connections; 0 is a closed loop.
         sessions_per_connection: 1, or how many sessions each connection asks for in turn.
         behind_proxy: The workers stand behind a proxy, so no connection reaches one of them in particular.
+        gymnasium: The server is a Gymnasium server, whose environment counts its steps.
     """
 
     mode: str
@@ -43,6 +44,7 @@ class Load:
     sessions_per_connection: int = 1
     warm_seconds: float = 0.3
     behind_proxy: bool = False
+    gymnasium: bool = False
 
     def arguments(self) -> list[str]:
         options = {
@@ -55,7 +57,8 @@ class Load:
             "sessions-per-connection": self.sessions_per_connection,
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return [*words, "--behind-proxy"] if self.behind_proxy else words
+        flags = {"--behind-proxy": self.behind_proxy, "--gymnasium": self.gymnasium}
+        return [*words, *(flag for flag, given in flags.items() if given)]
 
 
 @dataclass(frozen=True, slots=True)

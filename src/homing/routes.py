@@ -150,6 +150,21 @@ class Route:
         return self.template if self.method is None else f"{self.method} {self.template}"
 
 
+@dataclass(frozen=True, slots=True)
+class MountedRoute(Route):
+    """A route of an app that may be mounted at any path of another: its template is where the path ends."""
+
+    def __post_init__(self) -> None:
+        # Not `super()`: a dataclass with slots is another class than the one it was written as.
+        Route.__post_init__(self)
+        pattern = template_pattern(self.template).pattern
+        object.__setattr__(self, "_pattern", re.compile("(?:/.*)?" + pattern, re.DOTALL))
+
+    def found_in(self, path: str) -> re.Match[str] | None:
+        """The match, whose groups are the template's placeholders; None if the path does not end so."""
+        return self._pattern.match(path)
+
+
 class Routes:
     """Several routes, asked as one; falsy when there are none. Immutable; picklable.
 

@@ -248,7 +248,7 @@ BUGS: Final = (
         (
             Change(
                 f"{_ROUTING}/sticky.py",
-                "    window_seconds = min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)\n",
+                "    window_seconds = min(checked.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)\n",
                 "    window_seconds = CLOSE_RETRY_WINDOW_SECONDS\n",
             ),
         ),

@@ -62,7 +62,7 @@ async def limits(request: Request) -> JSONResponse:
 
 
 async def surroundings(request: Request) -> JSONResponse:
-    return JSONResponse({"socket_dir": os.environ.get("HOMING_SESSION_SOCKET_DIR")})
+    return JSONResponse({name: text for name, text in os.environ.items() if name.startswith("HOMING_")})
 
 
 app = Starlette(

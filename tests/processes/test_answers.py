@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from tests.support.raw import CLOSE, Reply, WebSocketWire, WireError, connect
@@ -430,7 +431,7 @@ def descriptors(pid: int, more: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_by_itself(loop: str) -> None:
+def test_without_descriptors_the_answer_is_503_and_the_server_recovers_by_itself(loop: str) -> None:
     async def test() -> None:
         async with (
             open_staged(*SESSION, "--loop", loop, "--log-level", "debug", workers=2) as server,
@@ -449,7 +450,7 @@ def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_
             assert (await call(wires[front], session, case)).status == 200
             assert len(server.stage.performances(case)) == 1
 
-            # Now the owner has room for one connection more. Whoever cannot be accepted waits, and is never told that
+            # Now the owner has room for one connection more. Whoever cannot be accepted is told so at once, and never that
             # the session is gone: its owner is alive.
             slow = server.script(read_body(), wait("room"), *respond())
             replies: list[asyncio.Task[Reply]] = []
@@ -462,11 +463,18 @@ def test_without_descriptors_the_answer_is_503_or_waits_and_the_server_recovers_
                 for wire in fronts:
                     await wire.send(asked(session, slow))
                     replies.append(asyncio.create_task(wire.reply(timeout_seconds=30)))
+                turned, waiting = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
                 await server.server.log.until("cannot take a connection from another worker now")
-            for number in range(len(replies)):
-                performance = await server.stage.performance(slow, number)
-                performance.open("room")
-            assert [(await reply).status for reply in replies] == [200] * len(replies)
+                while len(waiting) > 2:  # one over the connection that there is, one over the one more
+                    more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    turned |= more
+                for each in turned:
+                    refused(server, each.result(), 503, "owner_busy")
+            for number in range(2):
+                (await server.stage.performance(slow, number)).open("room")
+            assert [(await reply).status for reply in waiting] == [200, 200]
+            assert len(server.stage.performances(slow)) == 2
+            assert (await call(fronts[-1], session, case)).status == 200
 
     asyncio.run(test())
 
@@ -619,6 +627,39 @@ def test_with_the_mcp_preset_gone_is_404() -> None:
             assert not server.server.log.find(CANARY)
 
     asyncio.run(test())
+
+
+def test_no_id_breaks_or_colours_a_log_line(shared: Shared, killing: Staged) -> None:
+    """Whatever an ID is, a line of homing's own holds its tag only."""
+
+    async def test() -> None:
+        case = killing.script(read_body(), *respond())
+        ids = [
+            "forged%0AINFO:     all is well",
+            "forged%0D%0AERROR:    on fire",
+            "forged%1B%5B31mred",
+            "forged%00end",
+            "forged-" + "x" * 990,
+            "forged-" + "x" * 10_000,
+        ]
+        async with killing.wires() as wires:
+            owner, *others = wires
+            for each in ids:
+                body = json.dumps({"session": unquote(each)}).encode()
+                for pid in (owner, *others):
+                    reply = await call(wires[pid], None, case, method="POST", path="/named", body=body)
+                    assert reply.status == (400 if len(each) > 1024 else 200)
+            await killing.kill(owner)
+            for each in ids:
+                body = json.dumps({"session": unquote(each)}).encode()
+                for pid in others:
+                    reply = await call(wires[pid], None, case, method="POST", path="/named", body=body)
+                    assert reply.status == (400 if len(each) > 1024 else 410)
+        await killing.replaced()
+        assert len(killing.server.log.find("answered 410 session_gone")) >= len(others)
+        assert not killing.server.log.find("forged|all is well|on fire|red$|\\x1b|x{50}")
+
+    shared.run(test())
 
 
 def test_no_log_line_of_any_of_this_holds_a_session_id(shared: Shared, killing: Staged, pausing: Staged) -> None:

@@ -66,8 +66,14 @@ def test_workers_may_open_as_many_files_as_the_system_allows(three: Running) -> 
     assert soft == hard
 
 
-def test_the_run_directory_is_not_in_the_environment_of_what_the_app_starts(three: Running) -> None:
-    assert get(three.port, "/surroundings") == {"socket_dir": None}
+def test_neither_run_directory_nor_secret_is_in_the_environment_of_what_the_app_starts(three: Running) -> None:
+    assert get(three.port, "/surroundings") == {}
+
+
+def test_nor_with_one_worker() -> None:
+    with running(APP, *SESSIONS, cwd=ROOT) as server:
+        server.wait_for("Application startup complete")
+        assert get(server.port, "/surroundings") == {}
 
 
 def test_the_clients_address_is_taken_from_a_trusted_proxy_served_here_or_forwarded(three: Running) -> None:
@@ -187,6 +193,15 @@ def test_workers_are_added_and_taken_away() -> None:
         server.process.send_signal(signal.SIGTTOU)
         server.wait_for("one worker has to stay")
         assert server.workers() == [first]
+
+
+def test_a_rolling_restart_ends_though_its_last_worker_is_taken_away_meanwhile() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGTTOU)
+        gone(server, [first, second], within_seconds=20)
+        server.wait_for("all 1 workers were restarted")
 
 
 def test_a_request_under_way_ends_before_the_server_does() -> None:

@@ -8,6 +8,9 @@ lists: time (CLOCK_MONOTONIC, which all processes of a host share), what, number
 incarnation, sequence. What: `ready` to serve, `begin` and `end` of a handler, `made` state, a `step` that took effect, state `closed`, and
 `hollow`: a request of a session of which there is no state here.
 
+Some faults can only come from inside a worker: `/block` holds up its event loop, `/fork` forks it, `/clock` sets its wall
+clock, and a step may raise.
+
 Not here: judging any of that (`oracle`).
 """
 
@@ -25,12 +28,18 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import homing
+from homing.clock import SystemClock
 
 JOURNAL_ENV: Final = "HOMING_SOAK_JOURNAL"
 SESSION_HEADER: Final = b"x-session"
 TOKEN_HEADER: Final = b"x-token"
+FILLER: Final = b"0123456789abcdef" * 4096
 
 Scope = dict[str, Any]
+
+
+class SoakError(Exception):
+    """What a step raises that was asked to: the soak's log may hold it."""
 
 
 class Journal:
@@ -147,15 +156,30 @@ class SoakApp:
         slow = float(query.get("slow", 0.0))
         match scope["path"]:
             case "/vitals":
-                await reply(send, 200, vitals())
+                try:
+                    await reply(send, 200, vitals())
+                except OSError as error:  # no descriptor to look with
+                    await reply(send, 503, str(error))
             case "/pid":
+                await reply(send, 200, os.getpid())
+            case "/block":
+                # The event loop stands still, as it does for a handler that computes.
+                time.sleep(float(query["seconds"]))
+                await reply(send, 200, os.getpid())
+            case "/fork":
+                fork(float(query["seconds"]))
+                await reply(send, 200, os.getpid())
+            case "/clock":
+                set_wall_clock(float(query["shift"]))
                 await reply(send, 200, os.getpid())
             case "/start":
                 await self._start(session, token, slow, receive, send)
             case "/new":
                 await self._start(uuid.uuid4().hex, token, slow, receive, send, named=True)
             case "/step":
-                await self._step(session, token, slow, receive, send)
+                await self._step(session, token, slow, receive, send, raises="raises" in query)
+            case "/download":
+                await self._download(session, token, int(query["bytes"]), receive, send)
             case "/events":
                 await self._events(session, token, int(query["count"]), float(query["gap"]), receive, send)
             case "/close":
@@ -188,7 +212,9 @@ class SoakApp:
             answer = self._answer(run.make(), token, session=session)
             await reply(send, 200, answer, [(SESSION_HEADER, session.encode())] if named else [])
 
-    async def _step(self, session: str, token: str, slow: float, receive: Any, send: Any) -> None:
+    async def _step(
+        self, session: str, token: str, slow: float, receive: Any, send: Any, *, raises: bool = False
+    ) -> None:
         with Run(self, "step", session, token) as run:
             body = await read_body(receive)
             if body is None:
@@ -199,7 +225,28 @@ class SoakApp:
             answer = self._answer(state, token, bytes=len(body), digest=hashlib.sha256(body).hexdigest())
             if slow:
                 await asyncio.sleep(slow / 2)
+            if raises and state is not None:
+                raise SoakError("asked to")
             await reply(send, 200 if state is not None else 404, answer)
+
+    async def _download(self, session: str, token: str, count: int, receive: Any, send: Any) -> None:
+        """A step whose answer is followed by so many bytes, as fast as they are taken."""
+        with Run(self, "download", session, token) as run:
+            if await read_body(receive) is None:
+                return
+            state = run.step()
+            if state is None:
+                await reply(send, 404, self._answer(None, token))
+                return
+            first = json.dumps(self._answer(state, token)).encode() + b"\n"
+            length = str(len(first) + count).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            while count > 0:
+                part = min(count, len(FILLER))
+                await send({"type": "http.response.body", "body": FILLER[:part], "more_body": True})
+                count -= part
+            await send({"type": "http.response.body", "body": b""})
 
     async def _close(self, session: str, token: str, receive: Any, send: Any) -> None:
         with Run(self, "close", session, token) as run:
@@ -267,6 +314,30 @@ async def reply(send: Any, status: int, answer: object, headers: list[tuple[byte
     head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+_wall_clock = time.time
+
+
+def set_wall_clock(shift_seconds: float) -> None:
+    """From now on, and until it is set again, this process takes the wall clock to be so far off."""
+
+    def shifted() -> float:
+        return _wall_clock() + shift_seconds
+
+    time.time = shifted
+    SystemClock.wall = staticmethod(shifted)
+
+
+def fork(seconds: float) -> None:
+    """Leave a copy of this process behind for so long, as an app does that starts helpers by a fork. It only sleeps."""
+    pid = os.fork()
+    if pid == 0:
+        if os.fork():
+            os._exit(0)  # so the copy is nobody's child here, and needs no waiting for
+        time.sleep(seconds)
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def vitals() -> dict[str, object]:

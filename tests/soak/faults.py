@@ -1,34 +1,78 @@
-"""What is done to the workers: kills, stops, restarts and orderly ends, in an order that the seed fixes.
+"""What is done to a running server: to its workers, its disk, its descriptors and its records, in an order the seed fixes.
 
-Each fault is aimed at a worker that has requests under way, and says how many it hit. The invariant: what was stopped
-goes on again, whatever happens here, and no process is touched but the workers of this soak's own server.
+A fault that hits a worker is aimed at one that has requests under way, and says how many it hit. The invariant: what was stopped goes on again, and what was made wrong is made right again, whatever happens
+here; no process is touched but this soak's own server and its workers.
 
-Not here: clients that go away in the middle of a call: those are the load's own (`load`), and are counted in `run`.
+`ROWS` says which rows of `docs/design/faults.md` each kind raises. Not here: what clients do that no client should (`load`
+counts those), and rows that a running server cannot meet, which have tests of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from tests.soak.load import Load
-from tests.soak.oracle import Fate
-from tests.support.servers import ServerProcess
+from tests.soak.load import ANSWER_SECONDS, Client, Load
+from tests.soak.oracle import Outcome, Window
+from tests.soak.place import MANY_INODES, Place, without_descriptors
+from tests.soak.workers import WATCH_SECONDS, Workers
+from tests.support.raw import WireError, connect, request
 
-WATCH_SECONDS: Final = 0.1
 _TWO_WORKERS_SECONDS: Final = 60.0
-_RESTART_OVER: Final = r"workers were restarted|the restart stops"
-KINDS: Final = {"kill": 5, "stop": 9, "term": 2, "restart": 1}
+_WALL_CLOCK_SHIFTS: Final = (-86_400.0, -3_600.0, 3_600.0, 86_400.0)
+_GARBAGE: Final = "nobody"
+
+KINDS: Final = {
+    "kill": 16,
+    "stop": 16,
+    "full backlog": 5,
+    "term": 5,
+    "term two": 2,
+    "restart": 2,
+    "resize": 2,
+    "no room": 4,
+    "descriptors": 4,
+    "block": 5,
+    "clock": 3,
+    "fork": 3,
+    "record": 3,
+}
 """How often each comes, relative to the others."""
+
+ROWS: Final = {
+    "kill": "F1 F2 F3 F4 F20",
+    "stop": "F14",
+    "full backlog": "F13",
+    "term": "F8",
+    "term two": "F9",
+    "restart": "F33",
+    "resize": "F33",
+    "no room": "F10",
+    "descriptors": "F11",
+    "block": "F26",
+    "clock": "F18",
+    "fork": "F19",
+    "record": "F29",
+    "read slowly": "F15",
+    "wrote slowly": "F16",
+    "left inside the request": "F17",
+    "left while it was served": "F17",
+    "left inside a stream": "F17",
+    "started by several at once": "F23",
+    "closed while others use and start it": "F24",
+    "used again as its idle time ended": "F25",
+    "the app raised": "F31",
+}
+"""The rows of `docs/design/faults.md` that each kind raises, those of the clients included."""
 
 
 @dataclass(slots=True)
@@ -36,13 +80,15 @@ class Fault:
     """One that was injected.
 
     Attributes:
-        hit: How many requests were under way for sessions of the worker, or of any worker for a restart.
+        hit: How many requests were under way for sessions of the worker, or of any worker where all are concerned.
+        streams: How many of these were streams.
     """
 
     kind: str
     time: float
     pid: int
     hit: int
+    streams: int = 0
     seconds: float = 0.0
 
 
@@ -53,176 +99,138 @@ class Plan:
     after_seconds: float
     kind: str
     choice: float
-    stop_seconds: float
+    seconds: float
 
 
-def plan(random: Random, seconds: float, *, every_seconds: float) -> list[Plan]:
+def plan(random: Random, seconds: float, *, every_seconds: float, kinds: dict[str, int] = KINDS) -> list[Plan]:
     """Faults for a soak of so many seconds; the first ones are one of each kind, in some order."""
-    kinds = list(KINDS)
-    random.shuffle(kinds)
+    first = list(kinds)
+    random.shuffle(first)
     plans: list[Plan] = []
     at = 0.0
     while True:
-        kind = kinds.pop() if kinds else random.choices(list(KINDS), list(KINDS.values()))[0]
-        planned = Plan(random.uniform(0.4, 1.6) * every_seconds, kind, random.random(), random.uniform(0.2, 3.0))
+        kind = first.pop() if first else random.choices(list(kinds), list(kinds.values()))[0]
+        lasts = random.uniform(0.2, 3.0) if random.random() < 0.92 else random.uniform(4.0, 10.0)
+        planned = Plan(random.uniform(0.4, 1.6) * every_seconds, kind, random.random(), lasts)
         at += planned.after_seconds
         if at >= seconds:
             return plans
         plans.append(planned)
 
 
-class Workers:
-    """The server's workers as they come and go. Made by `watched`, which keeps looking."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-        self.fates: dict[int, Fate] = {}
-        self._restarts: list[list[float]] = []
-        """When each was asked for, and when it was over."""
-        self._restarts_over = 0
-        self._pidfds: dict[int, int] = {}
-
-    def alive(self) -> list[int]:
-        """The workers that have not exited, by when they started."""
-        return [pid for pid, fate in self.fates.items() if fate.exited == float("inf")]
-
-    def settled(self, count: int) -> bool:
-        """So many workers, and none of them about to end."""
-        self.look()
-        alive = self.alive()
-        doomed = any(self.fates[pid].doomed < float("inf") for pid in alive)
-        return len(alive) == count and not doomed and not any(over == float("inf") for _, over in self._restarts)
-
-    def look(self) -> None:
-        """Take note of new workers, and of restarts that are over."""
-        over, before = len(self._server.log.find(_RESTART_OVER)), self._restarts_over
-        self._restarts_over = over  # fewer, once the log has dropped its oldest lines
-        if over > before:
-            for restart in self._restarts:
-                restart[1] = min(restart[1], time.monotonic())
-        for pid in self._server.worker_pids():
-            if pid in self.fates:
-                continue
-            with contextlib.suppress(OSError):
-                # Python's resource tracker is a child of the supervisor too.
-                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    self._watch(pid)
-
-    def _watch(self, pid: int) -> None:
-        pidfd = os.pidfd_open(pid)
-        fate = self.fates[pid] = Fate(pid, born=time.monotonic())
-        self._pidfds[pid] = pidfd
-        loop = asyncio.get_running_loop()
-
-        def exited() -> None:
-            fate.exited = time.monotonic()
-            # A worker that nobody signalled was replaced by a restart that was under way in its life.
-            asked = [max(at, fate.born) for at, over in self._restarts if at <= fate.exited and fate.born <= over]
-            fate.doomed = min([fate.doomed, *asked])
-            self._forget(pid)
-
-        loop.add_reader(pidfd, exited)
-
-    def _forget(self, pid: int) -> None:
-        pidfd = self._pidfds.pop(pid)
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to one worker, unless it is gone."""
-        fate = self.fates[pid]
-        if number in (signal.SIGKILL, signal.SIGTERM):
-            fate.doomed = min(fate.doomed, time.monotonic())
-        if number == signal.SIGKILL:
-            fate.killed = min(fate.killed, time.monotonic())
-        if pid in self._pidfds:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfds[pid], number)
-
-    def restart(self) -> None:
-        """SIGHUP to the supervisor: each worker is replaced in turn."""
-        self._restarts.append([time.monotonic(), float("inf")])
-        self._server.signal(signal.SIGHUP)
-
-    def close(self) -> None:
-        for pid in list(self._pidfds):
-            self._forget(pid)
-
-
-@asynccontextmanager
-async def watched(server: ServerProcess) -> AsyncIterator[Workers]:
-    """The workers of this server, looked for often enough that none comes and goes unseen."""
-    workers = Workers(server)
-
-    async def watch() -> None:
-        while True:
-            workers.look()
-            await asyncio.sleep(WATCH_SECONDS)
-
-    watching = asyncio.create_task(watch())
-    try:
-        workers.look()
-        yield workers
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
-        workers.close()
-
-
 class Injector:
     """Carries out a plan, and keeps what it did."""
 
-    def __init__(self, load: Load, workers: Workers, ready: Callable[[], list[int]]) -> None:
+    def __init__(self, load: Load, workers: Workers, place: Place, ready: Callable[[], list[int]]) -> None:
         self._load = load
         self._workers = workers
+        self._place = place
         self._ready = ready
         self._stopped: set[int] = set()
+        self._hindered: set[int] = set()
+        self._disk = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._random = Random(0)
+        self._records = 0
         self.faults: list[Fault] = []
+        self.windows: list[Window] = []
 
-    async def run(self, plans: list[Plan]) -> None:
-        """Every fault of the plan, each when its time has come, and two workers are there."""
-        async with asyncio.TaskGroup() as stops:
+    async def run(self, plans: list[Plan], seconds: float) -> None:
+        """The faults of the plan, each when its time has come, and two workers are there; none after so many seconds."""
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as self._tasks:
             try:
                 for planned in plans:
                     await asyncio.sleep(planned.after_seconds)
+                    if time.monotonic() > until:
+                        break
                     async with asyncio.timeout(_TWO_WORKERS_SECONDS):
                         while len(able := self._able()) < 2:
                             await asyncio.sleep(WATCH_SECONDS)
-                    self._inject(planned, able, stops)
+                    self._inject(planned, able)
             finally:
                 for pid in list(self._stopped):
                     self._go_on(pid)
 
     def _able(self) -> list[int]:
-        """The workers that serve, and that no fault of ours has ended or stopped."""
+        """The workers that serve, and that no fault of ours has ended, stopped or hindered."""
         self._workers.look()
         return [
-            pid for pid in self._ready() if pid not in self._stopped and self._workers.fates[pid].doomed == float("inf")
+            pid
+            for pid in self._ready()
+            if pid not in self._stopped | self._hindered and self._workers.fates[pid].doomed == float("inf")
         ]
 
-    def _inject(self, planned: Plan, able: list[int], stops: asyncio.TaskGroup) -> None:
-        workers, load = self._workers, self._load
-        now = time.monotonic()
-        if planned.kind == "restart":
-            self.faults.append(Fault("restart", now, 0, sum(load.hit(pid) for pid in able)))
-            workers.restart()
-            return
-        # Whoever is busy is worth hitting; one worker at least goes on undisturbed.
-        busy = [pid for pid in load.busiest(able) if load.hit(pid)] or able
-        pid = busy[int(planned.choice * len(busy))]
-        hit = load.hit(pid)
+    def _note(self, kind: str, pid: int = 0, *, hit: int | None = None, seconds: float = 0.0) -> Fault:
+        pids = [pid] if pid else self._workers.alive()
+        hits = sum(map(self._load.hit, pids)) if hit is None else hit
+        streams = sum(self._load.hit(each, streams=True) for each in pids)
+        fault = Fault(kind, time.monotonic(), pid, hits, streams, seconds)
+        self.faults.append(fault)
+        return fault
+
+    def _do(self, what: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(what)
+
+    def _inject(self, planned: Plan, able: list[int]) -> None:
+        workers = self._workers
+        pid = self._aimed(planned, able)
         match planned.kind:
+            case "restart":
+                self._note("restart")
+                workers.restart()
+            case "resize":
+                self._do(self._resize(planned.seconds))
             case "kill":
+                self._note("kill", pid)
                 workers.signal(pid, signal.SIGKILL)
             case "term":
+                self._note("term", pid)
                 workers.signal(pid, signal.SIGTERM)
+            case "term two":
+                # One worker at least goes on undisturbed.
+                for each in [pid, *(other for other in able if other != pid)][: min(2, len(able) - 1)]:
+                    self._note("term two", each)
+                    workers.signal(each, signal.SIGTERM)
             case "stop":
-                workers.signal(pid, signal.SIGSTOP)
-                self._stopped.add(pid)
-                stops.create_task(self._resume(pid, planned.stop_seconds))
-        self.faults.append(Fault(planned.kind, now, pid, hit, planned.stop_seconds if planned.kind == "stop" else 0.0))
+                self._do(self._stop(pid, planned.seconds))
+            case "full backlog":
+                self._do(self._fill_backlog(pid, planned.seconds))
+            case "descriptors":
+                self._do(self._take_descriptors(pid, planned.seconds))
+            case "no room":
+                self._do(self._take_room(int(planned.choice * 3), min(planned.seconds, 1.0)))
+            case "record":
+                self._do(self._spoil_a_record(min(planned.seconds, 0.5)))
+            case "block":
+                self._do(self._from_inside("block", f"/block?seconds={planned.seconds}", planned.seconds))
+            case "fork":
+                self._do(self._from_inside("fork", f"/fork?seconds={min(planned.seconds, 1.0)}", 0.0))
+            case "clock":
+                shift = _WALL_CLOCK_SHIFTS[int(planned.choice * len(_WALL_CLOCK_SHIFTS))]
+                self._do(self._from_inside("clock", f"/clock?shift={shift}", 0.0))
+            case kind:
+                raise AssertionError(f"no such fault: {kind}")
 
-    async def _resume(self, pid: int, seconds: float) -> None:
+    def _aimed(self, planned: Plan, able: list[int]) -> int:
+        """The worker that a fault hits: one of those that are busy."""
+        busy = [pid for pid in self._load.busiest(able) if self._load.hit(pid)] or able
+        return busy[int(planned.choice * len(busy))]
+
+    async def _resize(self, seconds: float) -> None:
+        self._note("resize")
+        self._workers.grow()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._note("resize")
+            self._workers.shrink()
+
+    async def _stop(self, pid: int, seconds: float, kind: str = "stop") -> None:
+        self._note(kind, pid, seconds=seconds)
+        self._workers.signal(pid, signal.SIGSTOP)
+        self._stopped.add(pid)
         try:
             await asyncio.sleep(seconds)
         finally:
@@ -231,3 +239,90 @@ class Injector:
     def _go_on(self, pid: int) -> None:
         self._stopped.discard(pid)
         self._workers.signal(pid, signal.SIGCONT)
+
+    async def _fill_backlog(self, pid: int, seconds: float) -> None:
+        """Stop a worker, and connect to its private socket until no more fit."""
+        with contextlib.ExitStack() as opened:
+            worker_id = self._load.worker_ids.get(pid)
+            stopping = asyncio.ensure_future(self._stop(pid, seconds, "full backlog"))
+            try:
+                await asyncio.sleep(0)  # it is stopped now
+                with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
+                    while worker_id is not None:
+                        connecting = opened.enter_context(socket.socket(socket.AF_UNIX))
+                        connecting.setblocking(False)
+                        connecting.connect(self._place.socket_path(worker_id))
+            finally:
+                await stopping
+
+    async def _take_descriptors(self, pid: int, seconds: float) -> None:
+        self._hindered.add(pid)
+        began = time.monotonic()
+        try:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError), without_descriptors(pid):
+                self._note("descriptors", pid, seconds=seconds)
+                await asyncio.sleep(seconds)
+        finally:
+            self._hindered.discard(pid)
+            self.windows.append(Window("descriptors", began, time.monotonic(), pid))
+
+    async def _take_room(self, more: int, seconds: float) -> None:
+        """For a while there is room for so many files more, and then for none."""
+        async with self._disk:
+            began = time.monotonic()
+            try:
+                for _ in range(5):
+                    if await self._place.limit(self._place.used_inodes() + more):
+                        self._note("no room", seconds=seconds)
+                        await asyncio.sleep(seconds)
+                        break
+            finally:
+                await asyncio.shield(self._place.limit(MANY_INODES))
+                self.windows.append(Window("room", began, time.monotonic()))
+
+    async def _spoil_a_record(self, seconds: float) -> None:
+        """A session of its own whose record names nobody for a while: it is refused, and then it is there again."""
+        async with self._disk:
+            self._records += 1
+            session = f"spoiled-{self._records}"
+            client = Client(self._load, self._random)
+            record, garbage = self._place.record_path(session), self._place.path / "soak-garbage"
+            try:
+                if (await client.post("start", session)).outcome is not Outcome.ANSWERED:
+                    return
+                told = os.readlink(record)
+                began = time.monotonic()
+                os.symlink(_GARBAGE, garbage)
+                os.rename(garbage, record)
+                try:
+                    began_inside = time.monotonic()
+                    calls = await asyncio.gather(*(self._beside(client, session) for _ in range(3)))
+                    self._note("record", hit=len(calls), seconds=seconds)
+                    await asyncio.sleep(seconds)
+                finally:
+                    ended_inside = time.monotonic()
+                    os.symlink(told, garbage)
+                    os.rename(garbage, record)
+                    self.windows.append(Window("record", began, time.monotonic(), session))
+                    self.windows.append(Window("record, surely", began_inside, ended_inside, session))
+                await client.post("step", session)
+                await client.post("close", session)
+            finally:
+                await client.aclose()
+
+    async def _beside(self, client: Client, session: str) -> None:
+        other = Client(self._load, Random(self._random.getrandbits(64)))
+        other.owner = client.owner
+        try:
+            await other.post("step", session)
+        finally:
+            await other.aclose()
+
+    async def _from_inside(self, kind: str, target: str, seconds: float) -> None:
+        """A fault of the app's own, at whichever worker takes this connection."""
+        with contextlib.suppress(WireError, OSError):
+            async with connect(self._load.address) as wire:
+                await wire.send(request("GET", target))
+                reply = await wire.reply(timeout_seconds=ANSWER_SECONDS + seconds)
+                if reply.complete and reply.status == 200:
+                    self._note(kind, json.loads(reply.body), seconds=seconds)

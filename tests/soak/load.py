@@ -17,11 +17,13 @@ import hashlib
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, Final
 
+from tests.soak.app import FILLER
 from tests.soak.oracle import Call, Outcome
 from tests.support.raw import (
     CLOSE,
@@ -39,6 +41,7 @@ from tests.support.raw import (
 
 ANSWER_SECONDS: Final = 30.0
 LONGEST_SLOW_SECONDS: Final = 0.6
+STREAMS: Final = frozenset({"events", "socket", "message", "download"})
 
 
 class Load:
@@ -50,6 +53,10 @@ class Load:
         self.under_way: set[Call] = set()
         self.stopping = asyncio.Event()
         self.peak_under_way = 0
+        self.worker_ids: dict[int, str] = {}
+        """The ID of each worker that has answered, by pid."""
+        self.faults: Counter[str] = Counter()
+        """What the clients did that no client should, by kind."""
 
     @asynccontextmanager
     async def call(
@@ -75,9 +82,9 @@ class Load:
             self.under_way.discard(call)
             call.done = time.monotonic()
 
-    def hit(self, pid: int) -> int:
-        """How many requests are under way for sessions that this worker holds."""
-        return sum(call.owner == pid for call in self.under_way)
+    def hit(self, pid: int, *, streams: bool = False) -> int:
+        """How many requests are under way for sessions that this worker holds; of them, how many are streams."""
+        return sum(call.owner == pid and (call.what in STREAMS or not streams) for call in self.under_way)
 
     def busiest(self, pids: list[int]) -> list[int]:
         """These workers, the one with the most requests under way first."""
@@ -88,6 +95,7 @@ def read_answer(call: Call, answer: Any) -> None:
     """What the app's answer says, into the call."""
     call.reply_token = answer["token"]
     call.pid = answer["pid"]
+    call.worker = answer["worker"]
     call.incarnation = answer.get("incarnation")
     call.sequence = answer.get("sequence", 0)
     call.chain = answer.get("chain")
@@ -102,11 +110,16 @@ def read_reply(call: Call, reply: Reply, *, body: bytes | None = None) -> None:
     if codes:
         call.status, call.code = reply.status, codes[0].decode()
         call.outcome = Outcome.UNKNOWN if reply.status in (502, 504) else Outcome.REFUSED
+        if call.code == "session_not_recorded":
+            call.outcome = Outcome.UNRECORDED
         if not reply.complete:
             call.outcome, call.why = Outcome.UNKNOWN, f"a cut refusal ({reply.end})"
         return
     if not reply.complete:
         call.outcome, call.why = Outcome.UNKNOWN, f"a cut reply ({reply.end})"
+        return
+    if reply.status == 500 and call.what == "raises":
+        call.outcome, call.status = Outcome.RAISED, 500
         return
     if reply.status not in (200, 404):
         call.status, call.why = reply.status, repr(reply.body[:200])
@@ -181,7 +194,7 @@ class Client:
         """A POST and its reply. `leave`: the client goes away in the middle."""
         acts = what != "close"
         async with self.load.call(what, session, alone=alone, acts=acts, owner=self.owner) as call:
-            sent = message(call, "POST", f"/{what}{query}", body)
+            sent = message(call, "POST", "/step?raises=1" if what == "raises" else f"/{what}{query}", body)
             if leave:
                 await self._leave(call, sent)
                 return call
@@ -208,7 +221,9 @@ class Client:
         """Go away in the middle of the request, or while it is served."""
         call.outcome = Outcome.LEFT
         async with connect(self.load.address) as wire:
-            if self.random.random() < 0.3:
+            inside = self.random.random() < 0.3
+            self.load.faults["left inside the request" if inside else "left while it was served"] += 1
+            if inside:
                 await wire.send(sent[: self.random.randrange(1, len(sent))], timeout_seconds=ANSWER_SECONDS)
             else:
                 await wire.send(sent, timeout_seconds=ANSWER_SECONDS)
@@ -229,6 +244,7 @@ class Client:
                 await wire.send(message(call, "GET", f"/events?count={count}&gap={gap:.4f}"))
                 if leave:
                     call.outcome = Outcome.LEFT
+                    self.load.faults["left inside a stream"] += 1
                     with contextlib.suppress(WireError):
                         await wire.until(b"\n\n", timeout_seconds=self.random.uniform(0.05, 0.5))
                     wire.abort()
@@ -277,6 +293,7 @@ class Client:
                 if step.outcome is not Outcome.ANSWERED:
                     return
             if leave:
+                self.load.faults["left inside a stream"] += 1
                 wire.abort()
             else:
                 await socket.send(_CLOSE_FRAME)
@@ -295,12 +312,69 @@ class Client:
         else:
             step.why = f"frame {frame.opcode}, close code {frame.close_code}"
 
+    async def trickle(self, session: str) -> Call:
+        """A step whose body comes a few bytes at a time."""
+        body = self.random.randbytes(self.random.randint(2_000, 20_000))
+        self.load.faults["wrote slowly"] += 1
+        async with self.load.call("step", session, owner=self.owner) as call:
+            async with connect(self.load.address) as wire:
+                sent = message(call, "POST", "/step", body)
+                part = len(sent) // self.random.randint(4, 8) + 1
+                for at in range(0, len(sent), part):
+                    await wire.send(sent[at : at + part], timeout_seconds=ANSWER_SECONDS)
+                    await asyncio.sleep(self.random.uniform(0.05, 0.15))
+                reply = await wire.reply("POST", timeout_seconds=ANSWER_SECONDS)
+            read_reply(call, reply, body=body)
+        self._note(call)
+        return call
+
+    async def download(self, session: str) -> Call:
+        """A step whose answer is large, and is taken a little at a time."""
+        count = self.random.randint(1_000_000, 3_000_000)
+        self.load.faults["read slowly"] += 1
+        async with self.load.call("download", session, owner=self.owner) as call:
+            async with connect(self.load.address, receive_buffer_bytes=4096, limit_bytes=1 << 16) as wire:
+                await wire.send(message(call, "POST", f"/download?bytes={count}", b""))
+                await asyncio.sleep(self.random.uniform(0.2, 0.8))
+                reply = await wire.reply("POST", timeout_seconds=ANSWER_SECONDS)
+            if not reply.complete or b"homing-error" in reply.head or reply.status != 200:
+                read_reply(call, reply)
+            else:
+                first, _, rest = reply.body.partition(b"\n")
+                read_answer(call, json.loads(first))
+                call.outcome, call.status = Outcome.ANSWERED, 200
+                if rest != (FILLER * (count // len(FILLER) + 1))[:count]:
+                    call.outcome, call.why = Outcome.WRONG, "what was downloaded is not what was sent"
+        self._note(call)
+        return call
+
     def _note(self, call: Call) -> None:
         if call.pid is not None:
             self.owner = call.pid
+            if call.worker is not None:
+                self.load.worker_ids[call.pid] = call.worker
 
 
 _CLOSE_FRAME: Final = b"\x88\x82\x11\x22\x33\x44" + bytes([0x03 ^ 0x11, 0xE8 ^ 0x22])  # 1000, masked
+
+
+USES: Final = {
+    "step": 90,
+    "slow": 20,
+    "big": 8,
+    "trickle": 2,
+    "download": 2,
+    "events": 14,
+    "talk": 14,
+    "burst": 16,
+    "raises": 4,
+    "leave": 12,
+    "leave events": 6,
+    "leave talk": 4,
+    "sleep": 2,
+    "long": 1,
+}
+"""What a player does with its session, and how often each comes, relative to the others."""
 
 
 async def play(load: Load, random: Random, *, idle_seconds: float) -> None:
@@ -324,6 +398,7 @@ async def _begin(client: Client) -> str | None:
         return call.session if call.outcome is Outcome.ANSWERED else None
     session = uuid.UUID(int=client.random.getrandbits(128)).hex + uuid.uuid4().hex
     if client.random.random() < 0.4:
+        client.load.faults["started by several at once"] += 1
         racers = client.random.randint(2, 4)
         raced = await asyncio.gather(*(_one_of_a_race(client, session) for _ in range(racers)))
         return session if any(call.outcome is Outcome.ANSWERED for call in raced) else None
@@ -356,15 +431,22 @@ async def _one_of_a_race(client: Client, session: str) -> Call:
 async def _use(client: Client, session: str, idle_seconds: float) -> None:
     """Steps of all kinds; ends when the session is no more, or is closed, or the client walks away."""
     load, random = client.load, client.random
-    for _ in range(random.randint(2, 30)):
+    for _ in range(random.randint(2, 16)):
         if load.stopping.is_set():
             return
         match random.choices(
-            ("step", "slow", "big", "events", "talk", "burst", "leave", "leave events", "leave talk", "sleep", "long"),
-            (80, 24, 10, 16, 16, 16, 12, 6, 4, 2, 1),
+            list(USES),
+            list(USES.values()),
         )[0]:
             case "step":
                 call = await client.post("step", session)
+            case "raises":
+                load.faults["the app raised"] += 1
+                call = await client.post("raises", session)
+            case "trickle":
+                call = await client.trickle(session)
+            case "download":
+                call = await client.download(session)
             case "slow":
                 call = await client.post(
                     "step", session, query=f"?slow={random.uniform(0.05, LONGEST_SLOW_SECONDS):.3f}"
@@ -387,6 +469,7 @@ async def _use(client: Client, session: str, idle_seconds: float) -> None:
             case "leave events":
                 call = await client.events(session, leave=True)
             case "sleep":
+                load.faults["used again as its idle time ended"] += 1
                 await _pause(load, idle_seconds * random.uniform(0.9, 1.3))
                 continue
             case kind:
@@ -428,6 +511,8 @@ class Crowd:
                 session = f"crowd-{number}-{generation}"
                 what = random.choices(("start", "step", "close", "leave", "events", "talk"), (3, 12, 1, 1, 2, 1))[0]
                 client.owner = None
+                if what == "close":
+                    self.load.faults["closed while others use and start it"] += 1
                 if what == "events":
                     await client.events(session, alone=False)
                 elif what == "talk":

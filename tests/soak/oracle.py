@@ -33,6 +33,10 @@ class Outcome(Enum):
     """By the app: the session is closed, or it has none such."""
     REFUSED = "refused"
     """By homing: nothing ran."""
+    RAISED = "raised"
+    """By the server, since the app raised: it ran."""
+    UNRECORDED = "unrecorded"
+    """By homing: it ran, and the session that it made cannot be used."""
     UNKNOWN = "unknown"
     """502, 504, or the connection ended: it may have run."""
     LEFT = "left"
@@ -66,6 +70,7 @@ class Call:
     why: str = ""
     owner: int | None = None
     pid: int | None = None
+    worker: str | None = None
     incarnation: str | None = None
     sequence: int = 0
     chain: str | None = None
@@ -104,6 +109,25 @@ class Fate:
     exited: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A while in which something was wrong on purpose.
+
+    Attributes:
+        what: `room`: no owner record could be made. `descriptors`: the worker had no more of them. `record`: the
+            session's record may have been garbage; `record, surely`: it was.
+        of: The worker's pid, or the session; None for all.
+    """
+
+    what: str
+    begin: float
+    end: float = math.inf
+    of: int | str | None = None
+
+    def meets(self, begin: float, end: float) -> bool:
+        return self.begin <= end + CLOCK_SLACK_SECONDS and begin <= self.end + CLOCK_SLACK_SECONDS
+
+
 @dataclass
 class History:
     """One soak, whole."""
@@ -112,6 +136,14 @@ class History:
     lines: list[Line] = field(default_factory=list)
     fates: dict[int, Fate] = field(default_factory=dict)
     idle_seconds: float = math.inf
+    windows: list[Window] = field(default_factory=list)
+
+    def wrong(self, what: str, begin: float, end: float, of: int | str | None = None) -> bool:
+        """Whether that was wrong at any time between the two."""
+        return any(
+            window.what == what and (of is None or window.of == of) and window.meets(begin, end)
+            for window in self.windows
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +157,13 @@ class Violation:
 
 REFUSALS: Final = {
     410: frozenset({"session_gone"}),
-    503: frozenset({"owner_busy", "session_moving"}),
+    503: frozenset({"owner_busy", "session_moving", "directory_unavailable", "malformed_record"}),
 }
 UNKNOWNS: Final = {502: frozenset({"owner_unreachable"}), 504: frozenset({"owner_timeout"})}
 
 CLOCK_SLACK_SECONDS: Final = 0.05
+CAUSE_SECONDS: Final = 1.0
+"""How long after a fault is over its effects may be met."""
 
 
 def check(history: History) -> list[Violation]:
@@ -253,6 +287,8 @@ def run_once(history: History) -> Iterator[Violation]:
             yield Violation("P4", f"{call.what} {call.token} was handled {begun[call.token]} times")
         if call.outcome is Outcome.ANSWERED and call.acts and not times:
             yield Violation("P4", f"{call.what} {call.token} was answered and never ran")
+        if call.outcome in (Outcome.RAISED, Outcome.UNRECORDED) and not times:
+            yield Violation("P4", f"{call.what} {call.token} was answered {call.status}: it ran. It did not")
         if call.outcome is Outcome.REFUSED and (times or begun[call.token]):
             yield Violation(
                 "P4", f"{call.what} {call.token} ran, and was answered {call.status} {call.code}: nothing ran"
@@ -275,7 +311,7 @@ def sequences(history: History) -> Iterator[Violation]:
     for call in history.calls:
         if call.outcome is Outcome.ANSWERED and call.acts and call.what not in ("start", "new") and call.incarnation:
             seen[call.session, call.incarnation].append(call)
-        elif call.outcome in (Outcome.UNKNOWN, Outcome.LEFT):
+        elif call.outcome in (Outcome.UNKNOWN, Outcome.LEFT, Outcome.RAISED):
             unknown[call.session] += 1
     for (session, incarnation), calls in seen.items():
         numbers = [call.sequence for call in calls]
@@ -339,23 +375,77 @@ def answers_of_the_table(history: History) -> Iterator[Violation]:
             case Outcome.REFUSED:
                 if call.code not in REFUSALS.get(call.status or 0, ()):
                     yield Violation("answers", f"{name}: {call.status} {call.code}")
+                elif not _may_be_unavailable(history, call):
+                    yield Violation("answers", f"{name}: {call.status} {call.code}, and nothing was wrong")
                 elif call.status == 410 and call.alone and not _may_be_gone(history, call, closing, used):
                     yield Violation(
-                        "answers", f"{name} is gone, though its worker {call.owner} lives and it was in use"
+                        "answers",
+                        f"{name} is gone, though its worker {call.owner} lives and it was in use: sent {call.sent:.3f}, "
+                        f"done {call.done:.3f}; {_around(history, call)}",
                     )
             case Outcome.UNKNOWN:
                 if call.status is not None and call.code not in UNKNOWNS.get(call.status, ()):
                     yield Violation("answers", f"{name}: {call.status} {call.code}")
-                elif call.status != 504 and not _a_worker_ended(history, call):
-                    yield Violation("answers", f"{name} was cut off ({call.why}), though no worker ended meanwhile")
+                elif (
+                    call.status != 504
+                    and not _a_worker_ended(history, call)
+                    # A connection is accepted, and closed, before its request is sent.
+                    and not history.wrong("descriptors", call.sent - CAUSE_SECONDS, call.done)
+                ):
+                    yield Violation(
+                        "answers",
+                        f"{name} was cut off ({call.why}), though no worker ended meanwhile: sent {call.sent:.3f}, "
+                        f"done {call.done:.3f}, by worker {call.owner}; {_around(history, call)}",
+                    )
             case Outcome.CLOSED:
                 if call.alone and closing.get(call.session, math.inf) > call.done:
                     yield Violation("answers", f"{name} was answered as closed, which nobody had asked for")
-            case Outcome.ANSWERED | Outcome.LEFT:
-                pass
+            case Outcome.UNRECORDED:
+                if call.what != "new" or not history.wrong("room", call.sent, call.done):
+                    yield Violation("answers", f"{name} could not be recorded, and nothing was wrong")
+            case Outcome.ANSWERED | Outcome.LEFT | Outcome.RAISED:
+                if call.outcome is Outcome.ANSWERED and _inside_garbage(history, call):
+                    yield Violation("P2", f"{name} was answered though its record names nobody")
+    served = {line.pid for line in history.lines if line.what == "begin"}
     for fate in history.fates.values():
         if fate.exited < math.inf and fate.doomed > fate.exited + CLOCK_SLACK_SECONDS:
+            # One that finds no room for its own files as it starts, exits, and the next one is tried later.
+            if fate.pid not in served and history.wrong("room", fate.born - CAUSE_SECONDS, fate.exited):
+                continue
             yield Violation("answers", f"worker {fate.pid} ended, and nobody had ended it: {fate}")
+
+
+AROUND_SECONDS: Final = 10.0
+
+
+def _around(history: History, call: Call) -> str:
+    """What was done to workers, and what was wrong, at about the time of a call."""
+    begin, end = call.sent - AROUND_SECONDS, call.done + AROUND_SECONDS
+    near = [
+        str(fate)
+        for fate in history.fates.values()
+        if any(begin <= at <= end for at in (fate.born, fate.doomed, fate.killed, fate.exited))
+    ]
+    near += [str(window) for window in history.windows if window.meets(begin, end)]
+    return "around it: " + "; ".join(near)
+
+
+def _may_be_unavailable(history: History, call: Call) -> bool:
+    if call.code == "directory_unavailable":
+        return history.wrong("room", call.sent, call.done)
+    if call.code == "malformed_record":
+        return history.wrong("record", call.sent, call.done, call.session)
+    return True
+
+
+def _inside_garbage(history: History, call: Call) -> bool:
+    return any(
+        window.what == "record, surely"
+        and window.of == call.session
+        and window.begin <= call.sent
+        and call.done <= window.end
+        for window in history.windows
+    )
 
 
 def _may_be_gone(history: History, call: Call, closing: dict[str, float], used: dict[str, list[Interval]]) -> bool:
@@ -372,7 +462,12 @@ def _may_be_gone(history: History, call: Call, closing: dict[str, float], used: 
 
 
 def _a_worker_ended(history: History, call: Call) -> bool:
-    """A worker was told to end before the call was over, and had not long been gone when it was sent."""
+    """A worker was told to end before the call was over, and had not long been gone when it was sent.
+
+    A WebSocket's message may be sent long after: the worker that has accepted the connection may stand still meanwhile.
+    """
+    if call.what == "message" and call.owner is not None and history.fates.get(call.owner, Fate(0)).doomed <= call.done:
+        return True
     return any(
         fate.doomed <= call.done + CLOCK_SLACK_SECONDS and fate.exited >= call.sent - 1.0
         for fate in history.fates.values()

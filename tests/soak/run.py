@@ -9,6 +9,7 @@ Not here: what counts as broken in the history (`oracle`).
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import json
 import os
@@ -24,18 +25,20 @@ from random import Random
 from typing import Any, Final
 
 from tests.soak.app import JOURNAL_ENV
-from tests.soak.faults import Injector, Workers, plan, watched
+from tests.soak.faults import KINDS, ROWS, Fault, Injector, plan
 from tests.soak.load import Client, Crowd, Load, play
-from tests.soak.oracle import History, Outcome, check, read_journals
+from tests.soak.oracle import Call, History, Outcome, check, read_journals
+from tests.soak.place import Place, namespace
+from tests.soak.workers import Workers, watched
 from tests.support.raw import Address, Wire, WireError, connect, request
 from tests.support.servers import LEFT_BEHIND, ServerProcess, homing_run, serve_workers
 from tests.support.workers import connections
 
 WORKERS: Final = 3
-PLAYERS: Final = 14
+PLAYERS: Final = 24
 CROWD: Final = 6
 CROWD_SESSIONS: Final = 2
-FAULT_EVERY_SECONDS: Final = 1.1
+FAULT_EVERY_SECONDS: Final = 1.0
 
 IDLE_SECONDS: Final = 5.0
 OWNER_TIMEOUT_SECONDS: Final = 2.0
@@ -51,7 +54,7 @@ TASK_SLACK: Final = 1
 OPTIONS: Final = (
     *("--workers", str(WORKERS), "--session", "header:x-session", "--start", "POST /start", "--end", "POST /close"),
     *("--idle", str(IDLE_SECONDS), "--owner-timeout", str(OWNER_TIMEOUT_SECONDS)),
-    *("--timeout-keep-alive", "120", "--timeout-graceful-shutdown", "20", "--no-access-log"),
+    *("--backlog", "64", "--timeout-keep-alive", "120", "--timeout-graceful-shutdown", "20", "--no-access-log"),
 )
 
 # What `homing.rundir` says lies in a run directory, once no record is being replaced.
@@ -66,18 +69,26 @@ class Report:
 
     seed: int
     seconds: float
+    players: int = PLAYERS
+    lasted_seconds: float = 0.0
+    """How long the load went on."""
     calls: int = 0
     sessions: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
-    faults_in_flight: int = 0
-    """Faults that hit a request under way: to its session's worker, or its client's leaving."""
-    signals_in_flight: int = 0
-    """Of these, faults to a worker."""
+    """Of the server's and of the clients, by kind."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Of each row of `docs/design/faults.md`, how many."""
+    not_raised: list[str] = field(default_factory=list)
+    """Kinds that cannot be raised on this machine."""
+    injected: int = 0
+    """Faults of the server's, without what clients do."""
+    in_flight: int = 0
+    """Of these, how many hit a request under way."""
     broken: list[str] = field(default_factory=list)
     at_most_broken: float = 1.0
-    """With nothing broken in n faults that hit something, the 95 % upper bound of the share that break: 3/n."""
+    """With nothing broken in n faults of the server's, the 95 % upper bound of the share that break something: 3/n."""
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     max_ms: float = 0.0
@@ -92,22 +103,26 @@ class Report:
     start: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
     end: dict[str, int] = field(default_factory=dict)
+    load_average: list[float] = field(default_factory=list)
+    """The machine's, over a minute, at the start and at the end."""
     log: list[str] = field(default_factory=list)
     """The server's, where something is broken."""
 
     def __str__(self) -> str:
         return "\n".join(
             [
-                f"seed {self.seed}, {self.seconds:.0f} s: {self.calls} calls of {self.sessions} sessions; "
+                f"seed {self.seed}, {self.lasted_seconds:.0f} s: {self.calls} calls of {self.sessions} sessions; "
                 f"p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.0f} ms, max {self.max_ms:.0f} ms",
                 f"statuses {self.statuses}",
                 f"outcomes {self.outcomes}",
-                f"faults {self.faults}; {self.faults_in_flight} hit a request in flight, {self.signals_in_flight} of them "
-                "signals",
-                f"first gone after a kill, ms: {self.first_gone_ms}; a new worker ready, s: {self.replaced_seconds}",
+                f"{self.injected} faults, {self.in_flight} of them hit requests under way; with the clients' own: {self.faults}",
+                f"rows {self.rows}; not raised here: {self.not_raised}",
+                f"first gone after a kill, ms: {spread(self.first_gone_ms)}; a new worker ready, s: "
+                f"{spread(self.replaced_seconds)}",
                 f"full service {self.full_service_seconds:.1f} s after the last fault, at rest {self.at_rest_seconds:.1f} s "
                 "after the load",
                 f"start {self.start}\npeak  {self.peak}\nend   {self.end}",
+                f"load average {self.load_average}",
                 *(self.broken[:50] or ["nothing broken"]),
                 f"95 % upper bound of faults that break something: {self.at_most_broken:.2%}",
             ]
@@ -117,27 +132,40 @@ class Report:
         return json.dumps(asdict(self), indent=2)
 
 
-async def soak(seconds: float, seed: int) -> Report:
+def spread(figures: list[float]) -> str:
+    """Median and greatest of some figures."""
+    return f"median {statistics.median(figures):g}, max {max(figures):g} of {len(figures)}" if figures else "none"
+
+
+async def soak(seconds: float, seed: int, players: int = PLAYERS) -> Report:
     """One soak of so many seconds under load and faults, and then until everything is at rest."""
-    report = Report(seed, seconds)
-    with tempfile.TemporaryDirectory(prefix="homing-soak-") as directory:
+    report = Report(seed, seconds, players, load_average=[round(os.getloadavg()[0], 1)])
+    with (
+        tempfile.TemporaryDirectory(prefix="homing-soak-") as directory,
+        tempfile.TemporaryDirectory(prefix="homing-soak-run-") as mounted,
+    ):
         journals = Path(directory)
         environment = {JOURNAL_ENV: directory, "HOMING_SESSION_SOCKET_DIR": None}
-        argv = homing_run("tests.soak.app:app", *OPTIONS)
+        wrap = namespace(mounted)
+        argv = [*wrap, *homing_run("tests.soak.app:app", *OPTIONS, *(("--run-dir", f"{mounted}/run") if wrap else ()))]
         async with (
             serve_workers(argv, workers=WORKERS, env=environment, clean=False) as server,
             watched(server) as workers,
         ):
-            await _soak(report, server, workers, journals)
-            run_directory = _run_directory(server)
+            await server.log.until(r"all \d+ workers are ready")
+            run_directory = server.log.find(r"run directory (\S+)$")[0][1]
+            place = Place(server, run_directory, mounted if wrap else None)
+            await _soak(report, server, workers, journals, place)
             if code := await server.stop(timeout_seconds=40):
                 report.broken.append(f"P3: the server's exit code is {code}")
-            if run_directory.exists():
-                report.broken.append(f"P3: the run directory {run_directory} outlived its server")
+            left = os.listdir(run_directory) if wrap and os.path.exists(run_directory) else []
+            if left or (not wrap and os.path.exists(run_directory)):
+                report.broken.append(f"P3: the run directory {run_directory} outlived its server: {left}")
         report.broken += [f"P3: the log says {match.string!r}" for match in server.log.find(LEFT_BEHIND)]
         report.broken += [f"the log has {text}" for text in _errors(server.log.lines)]
         if report.broken:
             report.log = list(server.log.lines)
+    report.load_average.append(round(os.getloadavg()[0], 1))
     return report
 
 
@@ -145,7 +173,7 @@ def _errors(lines: Iterable[str]) -> list[str]:
     """The tracebacks in the log, each with what was raised from it, and what must never be logged.
 
     One is uvicorn's own: told to stop, it ends a WebSocket's handshake with a 500, and then trips over the refusal that
-    the app sends for it.
+    the app sends for it. Others were asked for.
     """
     found, block = [], list[str]()
     for line in [*lines, ""]:
@@ -161,34 +189,38 @@ def _errors(lines: Iterable[str]) -> list[str]:
             found.append(line)
     if block:
         found.append("\n".join(block))
-    return [text for text in found if "assert not self.eof_sent" not in text]
+    expected = ("assert not self.eof_sent", "SoakError: asked to", "RemoteAppError: the app raised at worker")
+    return [text for text in found if not any(line in text for line in expected)]
 
 
-async def _soak(report: Report, server: ServerProcess, workers: Workers, journals: Path) -> None:
+async def _soak(report: Report, server: ServerProcess, workers: Workers, journals: Path, place: Place) -> None:
     random = Random(report.seed)
     load = Load(server.address)
     start = await _vitals_of_all(server.address, workers)
-    report.start = _largest(start)
-    injector = Injector(load, workers, lambda: _ready(journals, workers))
-    plans = plan(random, report.seconds - 1.0, every_seconds=FAULT_EVERY_SECONDS)
+    report.start = {**_largest(start), "records": len(_records(place.path))}
+    injector = Injector(load, workers, place, lambda: _ready(journals, workers))
+    kinds = {kind: often for kind, often in KINDS.items() if kind != "no room" or place.can_be_full}
+    report.not_raised = sorted(set(KINDS) - set(kinds))
+    plans = plan(random, report.seconds - 1.0, every_seconds=FAULT_EVERY_SECONDS, kinds=kinds)
     crowd = Crowd(load, CROWD_SESSIONS)
     began = time.monotonic()
     async with asyncio.TaskGroup() as clients:
-        for _ in range(PLAYERS):
+        for _ in range(report.players):
             clients.create_task(play(load, Random(random.getrandbits(64)), idle_seconds=IDLE_SECONDS))
         for _ in range(CROWD):
             clients.create_task(crowd.join(Random(random.getrandbits(64))))
-        clients.create_task(_sample(report, server.address, _run_directory(server), load))
-        await injector.run(plans)
+        clients.create_task(_sample(report, server.address, place.path, workers, load))
+        await injector.run(plans, report.seconds - 1.0)
         last_fault = time.monotonic()
         await asyncio.sleep(max(0.0, began + report.seconds - last_fault))
         load.stopping.set()
     ended = time.monotonic()
+    report.lasted_seconds = round(ended - began, 1)
     await _full_service(report, load, workers, journals, last_fault)
-    await _at_rest(report, server, workers, start, ended)
-    history = History(load.calls, read_journals(journals), dict(workers.fates), IDLE_SECONDS)
+    await _at_rest(report, server, place.path, workers, start, ended)
+    history = History(load.calls, read_journals(journals), dict(workers.fates), IDLE_SECONDS, injector.windows)
     report.broken += map(str, check(history))
-    _count(report, history, injector)
+    _count(report, history, load, injector)
 
 
 # --- workers ---
@@ -198,10 +230,6 @@ def _ready(journals: Path, workers: Workers) -> list[int]:
     """The live workers whose app has started."""
     started = {int(name.partition("-")[0]) for name in os.listdir(journals)}
     return [pid for pid in workers.alive() if pid in started]
-
-
-def _run_directory(server: ServerProcess) -> Path:
-    return Path(server.log.find(r"run directory (\S+)$")[0][1])
 
 
 async def _vitals(address: Address) -> dict[str, Any]:
@@ -224,14 +252,22 @@ async def _vitals_of_all(address: Address, workers: Workers) -> dict[int, dict[s
     return {pid: vitals for pid, vitals in found.items() if pid in workers.alive()}
 
 
-async def _sample(report: Report, address: Address, run_directory: Path, load: Load) -> None:
+async def _sample(report: Report, address: Address, run_directory: Path, workers: Workers, load: Load) -> None:
     """The most that any worker had open, looked at twice a second while the load runs."""
     while not load.stopping.is_set():
+        for pid in workers.alive():
+            with contextlib.suppress(OSError):  # it has just exited
+                _raise_peak(report, _seen_from_outside(pid))
         with contextlib.suppress(WireError, OSError, TimeoutError):
             _raise_peak(report, {**_counts(await _vitals(address)), "records": len(_records(run_directory))})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await load.stopping.wait()
+
+
+def _seen_from_outside(pid: int) -> dict[str, int]:
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {"fds": len(os.listdir(f"/proc/{pid}/fd")), "resident_bytes": resident}
 
 
 def _counts(vitals: dict[str, Any]) -> dict[str, int]:
@@ -288,11 +324,15 @@ async def _works(load: Load, at: int, wire: Wire, wires: dict[int, Wire]) -> Non
 
 
 async def _at_rest(
-    report: Report, server: ServerProcess, workers: Workers, start: dict[int, dict[str, Any]], ended: float
+    report: Report,
+    server: ServerProcess,
+    run_directory: Path,
+    workers: Workers,
+    start: dict[int, dict[str, Any]],
+    ended: float,
 ) -> None:
     """Every worker has as much open as at the start, and owns nothing; no file is where none belongs."""
     base = _largest(start)
-    run_directory = _run_directory(server)
     left: list[str] = ["nobody looked"]
     while left and time.monotonic() < ended + REST_SECONDS:
         await asyncio.sleep(0.25)
@@ -326,17 +366,17 @@ def _kind_of_fd(name: str) -> str:
 # --- counting ---
 
 
-def _count(report: Report, history: History, injector: Injector) -> None:
+def _count(report: Report, history: History, load: Load, injector: Injector) -> None:
     calls = history.calls
     report.calls = len(calls)
     report.sessions = len({call.session for call in calls})
     report.statuses = dict(sorted(Counter(_status(call.status, call.code, call.outcome) for call in calls).items()))
     report.outcomes = dict(Counter(call.outcome.value for call in calls))
-    left = sum(call.outcome is Outcome.LEFT for call in calls)
-    report.faults = {**Counter(fault.kind for fault in injector.faults), "disconnect": left}
-    report.signals_in_flight = sum(fault.hit > 0 for fault in injector.faults)
-    report.faults_in_flight = report.signals_in_flight + left
-    report.at_most_broken = min(1.0, 3 / max(1, report.faults_in_flight))
+    report.faults = dict(Counter(fault.kind for fault in injector.faults) + load.faults)
+    report.injected = len(injector.faults)
+    report.in_flight = sum(fault.hit > 0 for fault in injector.faults)
+    report.at_most_broken = min(1.0, 3 / max(1, report.injected))
+    report.rows = _rows(report.faults, history, injector)
     taken = sorted((call.done - call.sent) * 1000 for call in calls if call.outcome is Outcome.ANSWERED)
     if taken:
         report.p50_ms = round(statistics.median(taken), 1)
@@ -352,10 +392,38 @@ def _count(report: Report, history: History, injector: Injector) -> None:
             ]
             if gone:
                 report.first_gone_ms.append(round(min(gone) * 1000, 1))
-        if fault.kind in ("kill", "term"):
-            later = [ready - fault.time for ready in readies if ready >= fault.time]
-            if later:
-                report.replaced_seconds.append(round(later[0], 2))
+        if fault.kind in ("kill", "term", "term two"):
+            later = bisect.bisect_left(readies, fault.time)
+            if later < len(readies):
+                report.replaced_seconds.append(round(readies[later] - fault.time, 2))
+
+
+def _rows(faults: dict[str, int], history: History, injector: Injector) -> dict[str, int]:
+    """How often each row of `docs/design/faults.md` was met. A kill is a row by what it hit."""
+    rows: Counter[str] = Counter()
+    for kind, count in faults.items():
+        if kind != "kill":
+            rows[ROWS[kind]] += count
+    for fault in injector.faults:
+        if fault.kind == "kill":
+            rows["F20"] += 1
+            rows["F1"] += any(_found_it_gone(fault, call) for call in history.calls)
+            rows["F2"] += fault.hit > fault.streams
+            rows["F3"] += fault.streams > 0
+    rows["F4"] = sum(_lost_its_forwarder(history, call) for call in history.calls)
+    return {row: rows[row] for row in sorted(rows, key=lambda row: int(row[1:]))}
+
+
+def _found_it_gone(fault: Fault, call: Call) -> bool:
+    """The call's session had no request under way when its worker was killed."""
+    return call.owner == fault.pid and call.status == 410 and call.sent >= fault.time
+
+
+def _lost_its_forwarder(history: History, call: Call) -> bool:
+    """It was cut off though the worker of its session goes on: the worker that had taken it has ended."""
+    if call.outcome is not Outcome.UNKNOWN or call.status is not None or call.owner is None:
+        return False
+    return call.owner in history.fates and history.fates[call.owner].doomed > call.done + 0.1
 
 
 def _status(status: int | None, code: str | None, outcome: Outcome) -> str:

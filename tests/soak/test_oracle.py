@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.soak.app import Journal, chained
-from tests.soak.oracle import Call, Fate, History, Line, Outcome, check, read_journals
+from tests.soak.oracle import Call, Fate, History, Line, Outcome, Window, check, read_journals
 
 ONE, TWO = 101, 202  # workers
 
@@ -239,6 +239,7 @@ def test_p5_an_answer_that_is_not_what_the_worker_did(story: Story) -> None:
     [
         (Outcome.WRONG, 500, None),
         (Outcome.REFUSED, 503, "directory_unavailable"),
+        (Outcome.REFUSED, 503, "malformed_record"),
         (Outcome.REFUSED, 500, "session_not_recorded"),
         (Outcome.UNKNOWN, 502, "something_else"),
     ],
@@ -265,6 +266,66 @@ def test_answers_cut_off_while_no_worker_ended(story: Story) -> None:
     assert story.broken() == {"answers"}
     story.history.fates[TWO].doomed = call.sent
     assert story.broken() == set()
+
+
+def test_answers_a_message_is_cut_off_long_after_its_worker_ended(story: Story) -> None:
+    call = story.call("message", None, outcome=Outcome.UNKNOWN)
+    call.sent, call.owner = story.now + 50.0, TWO
+    call.done = call.sent + 0.1
+    assert story.broken() == {"answers"}
+    story.ended(TWO)
+    assert story.broken() == set()
+
+
+def test_answers_what_could_not_be_looked_up_or_recorded_only_while_there_is_no_room(story: Story) -> None:
+    refused = story.call("start", None, outcome=Outcome.REFUSED)
+    refused.status, refused.code = 503, "directory_unavailable"
+    unrecorded = story.call("new", None, outcome=Outcome.UNRECORDED)
+    unrecorded.session, story.sequence = "t", 0
+    story.lines(ONE, "made", unrecorded, "k")
+    assert story.broken() == {"answers"}
+    story.history.windows.append(Window("room", refused.sent, unrecorded.done))
+    assert story.broken() == set()
+
+
+def test_p4_what_is_said_to_have_run_has_run(story: Story) -> None:
+    story.ended(TWO)
+    raised = story.call("raises", None, outcome=Outcome.RAISED)
+    assert story.broken() == {"P4"}
+    story.sequence += 1
+    story.lines(ONE, "step", raised, "i")
+    assert story.broken() == set()
+
+
+def test_p2_an_answer_while_the_record_named_nobody(story: Story) -> None:
+    call = story.history.calls[-1]
+    story.history.windows.append(Window("record, surely", call.sent, call.done, "s"))
+    assert story.broken() == {"P2"}
+
+
+def test_answers_malformed_only_where_the_record_of_that_session_was(story: Story) -> None:
+    call = story.call("step", None, outcome=Outcome.REFUSED)
+    call.status, call.code = 503, "malformed_record"
+    story.history.windows.append(Window("record", call.sent, call.done, "another"))
+    assert story.broken() == {"answers"}
+    story.history.windows.append(Window("record", call.sent, call.done, "s"))
+    assert story.broken() == set()
+
+
+def test_answers_cut_off_while_a_worker_had_no_descriptors(story: Story) -> None:
+    call = story.call("step", ONE, outcome=Outcome.UNKNOWN)
+    assert story.broken() == {"answers"}
+    story.history.windows.append(Window("descriptors", call.sent, call.done, TWO))
+    assert story.broken() == set()
+
+
+def test_answers_a_worker_that_could_not_start_for_want_of_room_and_served_nothing(story: Story) -> None:
+    story.history.fates[3] = Fate(3, born=10.0, exited=11.0)
+    assert story.broken() == {"answers"}
+    story.history.windows.append(Window("room", 9.5, 10.5))
+    assert story.broken() == set()
+    story.history.lines.append(Line(3, 10.9, "begin", 1, "other", "token"))
+    assert story.broken() == {"answers"}
 
 
 def test_answers_closed_though_nobody_closed_it(story: Story) -> None:

@@ -17,7 +17,8 @@ async def lifespan_of(app: ASGIApp) -> AsyncIterator[None]:
     said: asyncio.Queue[Any] = asyncio.Queue()
     running = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, told.get, said.put))
     told.put_nowait({"type": "lifespan.startup"})
-    assert (await said.get())["type"] == "lifespan.startup.complete"
+    first = await said.get()
+    assert first["type"] == "lifespan.startup.complete", first
     try:
         yield
     finally:

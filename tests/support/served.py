@@ -22,6 +22,8 @@ MAIN = Path(sys.executable).parent
 """The programs of the environment that runs the tests: MCP SDK 2.x."""
 MCP1 = ROOT / ".venv-mcp1" / "bin"
 """The programs of the environment with MCP SDK 1.x; `make setup-mcp1` makes it."""
+ECOSYSTEM = ROOT / ".venv-ecosystem" / "bin"
+"""The programs of the environment with Gradio and NiceGUI; `make setup-ecosystem` makes it."""
 
 STARTED = "Application startup complete"
 ADDRESS = re.compile(r"running on (http://[\w.:\[\]-]+)")
@@ -90,12 +92,18 @@ class Served:
 
 @contextmanager
 def served(
-    app: str, *options: str, workers: int = 3, programs: Path = MAIN, plain: bool = False, env: Mapping[str, str] = {}
+    app: str,
+    *options: str,
+    workers: int = 3,
+    programs: Path = MAIN,
+    plain: bool = False,
+    env: Mapping[str, str] = {},
+    start_seconds: float = 60,
 ) -> Iterator[Served]:
     """Serve an app on an ephemeral port with `homing run`, or with plain uvicorn, until the block ends."""
     program = programs / ("uvicorn" if plain else "homing")
     if not program.exists():
-        raise AssertionError(f"no {program}: run `make setup setup-mcp1`")
+        raise AssertionError(f"no {program}: run `make setup setup-mcp1` (or `setup-ecosystem`)")
     command = [program, *(() if plain else ("run",)), app, "--port", "0", "--workers", str(workers), *options]
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -108,7 +116,7 @@ def served(
     )
     server = Served(process)
     try:
-        server.wait_for(STARTED, workers)
+        server.wait_for(STARTED, workers, timeout_seconds=start_seconds)
         server.wait_for("running on http://")
         yield server
     except BaseException:

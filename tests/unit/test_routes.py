@@ -11,7 +11,7 @@ from starlette.routing import Route as AppRoute
 from tests.support.identity_scopes import handshake, request
 
 from homing.errors import ConfigurationError
-from homing.routes import Route, Routes, path_below_root, rollout_readings, strip_rollout_prefix
+from homing.routes import MountedRoute, Route, Routes, path_below_root, rollout_readings, strip_rollout_prefix
 
 
 async def endpoint(_: object) -> None:
@@ -170,3 +170,16 @@ def test_the_path_below_the_root_is_the_one_the_app_s_routes_see(path: str, root
     assert path_below_root(scope) == get_route_path(scope)
     scope = request(path=path, root_path=root)
     assert path_below_root(scope) == get_route_path(scope)
+
+
+@pytest.mark.parametrize("mount", ["", "/demo", "/a/b"])
+def test_a_mounted_route_matches_where_a_path_ends_so(mount: str) -> None:
+    route = MountedRoute("POST", "/api/{name}")
+    assert route.matches("POST", f"{mount}/api/x")
+    found = route.found_in(f"{mount}/api/x")
+    assert found is not None
+    assert found["name"] == "x"
+    for path in (f"{mount}/api/x/y", f"{mount}/xapi/y/", f"{mount}x/api", f"{mount}/api/"):
+        assert not route.matches("POST", path)
+    assert not route.matches("GET", f"{mount}/api/x")
+    assert pickle.loads(pickle.dumps(route)) == route != Route("POST", "/api/{name}")

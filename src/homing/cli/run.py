@@ -1,179 +1,23 @@
-"""`homing run APP`: uvicorn's command with every option it has, and homing's own options before them.
+"""`homing run APP`.
 
-uvicorn's options are copies of its own click declarations, so an option that a newer uvicorn adds is there without a
-change here. The invariant: an option that cannot work is refused in one line; none is silently ignored.
-
-Not here: what serves (`homing.runtime`), and errors on their way to stderr (`commands.py`).
+Not here: its options, and serving (`homing.runtime.command`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import inspect
-import logging
-import os
-import socket
-import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import click
-import uvicorn
-from click.core import ParameterSource
-from uvicorn.config import LOGGING_CONFIG, LOOP_FACTORIES, STARTUP_FAILURE, Config
-from uvicorn.main import main as uvicorn_command
-from uvicorn.supervisors import ChangeReload
 
-import homing
-from homing.cli.announce import announce
-from homing.errors import ConfigurationError, HomingError, StartupError
-from homing.routing.options import DAY_SECONDS, RoutingOptions
-from homing.runtime.config import RunConfig
-from homing.runtime.server_directory import open_server_directory
-from homing.runtime.supervisor import raise_open_files_limit, serve
-from homing.runtime.underneath import check_uvicorn
-from homing.runtime.worker import HomingServer, Loaded, Ready
+from homing.runtime.command import (
+    WORKER_HEALTHCHECK_SECONDS,
+    ServerCommand,
+    own_options,
+    run_server,
+    uvicorn_parameters,
+)
 
-logger = logging.getLogger(__name__)
-
-WORKER_HEALTHCHECK_SECONDS: Final = 30
-"""uvicorn's 5 s would kill a worker, and all its sessions, for one long step that holds the interpreter's lock."""
-
-
-class _OwnOption(click.Option):
-    """An option of homing's own: shown first, and not read from uvicorn's environment variables."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.allow_from_autoenv = False
-
-
-def _own_options() -> list[click.Parameter]:
-    return [
-        _OwnOption(
-            ["--session", "sessions"],
-            metavar="SPEC",
-            multiple=True,
-            help="Where requests name their session, as a SPEC; the first of several that names one decides.",
-        ),
-        _OwnOption(
-            ["--learn"],
-            metavar="SPEC",
-            multiple=True,
-            help="Where replies first name a session that the app has made, if that is nowhere in --session: "
-            "a path or query is in requests only.",
-        ),
-        _OwnOption(
-            ["--start", "starts"],
-            metavar="'METHOD /route'",
-            multiple=True,
-            help="A route that starts a session, such as 'POST /sessions'; '/sessions' alone: with any method.",
-        ),
-        _OwnOption(
-            ["--end", "ends"],
-            metavar="'METHOD /route'",
-            multiple=True,
-            help="A route that ends the session it names, such as 'DELETE /sessions/{id}'; without METHOD as above.",
-        ),
-        _OwnOption(["--preset"], metavar="NAME", help="A protocol's bundle of all that: mcp."),
-        _OwnOption(
-            ["--idle", "idle_seconds"],
-            metavar="SECONDS",
-            type=float,
-            default=DAY_SECONDS,
-            show_default=True,
-            help="A session without a request for so long loses its owner.",
-        ),
-        _OwnOption(
-            ["--unowned"],
-            type=click.Choice(["adopt", "refuse"]),
-            help="A request whose session nobody owns is served where it lands (adopt) or answered 'gone' (refuse). "
-            "[default: refuse if something says where sessions begin, else adopt]",
-        ),
-        _OwnOption(
-            ["--gone", "gone_status"],
-            metavar="STATUS",
-            type=int,
-            help="The status for a session whose state is lost. [default: 410, or the preset's]",
-        ),
-        _OwnOption(
-            ["--secret-env"],
-            metavar="VAR",
-            help="The environment variable that holds the secret which signs the session cookie.",
-        ),
-        _OwnOption(
-            ["--max-body", "max_body_bytes"],
-            metavar="BYTES",
-            type=int,
-            default=2**20,
-            show_default=True,
-            help="The longest JSON body that is read to find a session in it.",
-        ),
-        _OwnOption(
-            ["--owner-timeout", "owner_timeout_seconds"],
-            metavar="SECONDS",
-            type=float,
-            default=30.0,
-            show_default=True,
-            help="How long a session's worker may take to say that a forwarded request is its own.",
-        ),
-        _OwnOption(
-            ["--max-sessions-per-worker"],
-            metavar="N",
-            type=int,
-            help="A start of a session beyond so many is answered 503. [default: no limit]",
-        ),
-        _OwnOption(
-            ["--scatter"],
-            is_flag=True,
-            help="Test mode: every request first lands on a wrong worker, to see that the app works when forwarded.",
-        ),
-        _OwnOption(
-            ["--no-sessions"], is_flag=True, help="Several workers without routing: any worker serves any request."
-        ),
-        _OwnOption(
-            ["--run-dir"],
-            metavar="DIR",
-            help="Where the workers' private sockets live; made if missing, else it has to be yours and 0700. "
-            "[default: $HOMING_SESSION_SOCKET_DIR, or a new one in memory]",
-        ),
-    ]
-
-
-def _uvicorn_parameters() -> list[click.Parameter]:
-    parameters = []
-    for declared in uvicorn_command.params:
-        parameter = copy.copy(declared)
-        if parameter.name == "timeout_worker_healthcheck":
-            parameter.default = WORKER_HEALTHCHECK_SECONDS
-        elif parameter.name == "version" and isinstance(parameter, click.Option):
-            parameter.callback = _print_versions
-            parameter.help = "Show the versions of homing and uvicorn and exit."
-        parameters.append(parameter)
-    return parameters
-
-
-def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        click.echo(f"homing {homing.__version__}, uvicorn {uvicorn.__version__}")
-        ctx.exit()
-
-
-class _RunCommand(click.Command):
-    """Help in two groups: homing's options, then uvicorn's."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Sessions": [], "Server (as for uvicorn)": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                groups["Sessions" if isinstance(parameter, _OwnOption) else "Server (as for uvicorn)"].append(record)
-        for name, records in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
+__all__ = ["WORKER_HEALTHCHECK_SECONDS", "run"]
 
 
 def _run(**given: Any) -> None:
@@ -186,6 +30,7 @@ def _run(**given: Any) -> None:
     \b
     homing run shop:app --workers 4 --session cookie:cart
     homing run server:mcp --workers 4 --preset mcp
+    homing run chat:app --workers 4 --preset engineio
 
     SPEC, a place where a session is named, is one of
 
@@ -198,206 +43,13 @@ def _run(**given: Any) -> None:
     body:a.b@/route            that field of the JSON body on that route
     mcp-handle:NAME[@/route]   that argument of an MCP tool call
     """
-    ctx = click.get_current_context()
-    check_uvicorn()
-    own = {p.name: given.pop(p.name) for p in ctx.command.params if isinstance(p, _OwnOption) and p.name}
-    workers = _count_workers(given["workers"])
-    _refuse_what_cannot_work(ctx, given, own, workers)
-    config = _config(ctx, given, workers)
-    config.routing = _routing(own, config)
-    if config.routing is not None:
-        config.routing.checked()
-    try:
-        if workers > 1:
-            _serve_many(config, own["run_dir"])
-        else:
-            _serve_one(config)
-    finally:
-        if config.uds and os.path.exists(config.uds):
-            os.remove(config.uds)
+    run_server(click.get_current_context(), given)
 
 
-run = _RunCommand(
+run = ServerCommand(
     "run",
     callback=_run,
-    params=[*_own_options(), *_uvicorn_parameters()],
+    params=[*own_options(), *uvicorn_parameters()],
     help=_run.__doc__,
     short_help="Serve an app on several workers, each session at one of them.",
-    # uvicorn's own: UVICORN_PORT and the like set its options here as well.
-    context_settings={"auto_envvar_prefix": "UVICORN", "max_content_width": 110},
 )
-
-
-# --- what was given ---
-
-
-def _count_workers(given: int | None) -> int:
-    if given is None:
-        text = os.environ.get("WEB_CONCURRENCY")
-        if text is None:
-            return 1
-        try:
-            given = int(text)
-        except ValueError as error:
-            raise ConfigurationError(
-                f"WEB_CONCURRENCY is {text!r}: set it to a number of workers, or unset it"
-            ) from error
-    if given < 1:
-        raise ConfigurationError(f"{given} workers cannot serve anything: use --workers 1 or more")
-    return given
-
-
-_OPTIONS: Final = {"sessions": "session", "starts": "start", "ends": "end"}
-"""What the command line calls the options about sessions, where that is not their name here."""
-
-
-def _refuse_what_cannot_work(
-    ctx: click.Context, server: Mapping[str, Any], own: Mapping[str, Any], workers: int
-) -> None:
-    app = server["app"]
-    if ":" not in app.strip(":"):
-        module = app.removesuffix(".py").replace("/", ".").strip(":.")
-        raise ConfigurationError(f"{app} names no app: write package.module:name, such as {module or 'server'}:app")
-    if server["loop"] not in LOOP_FACTORIES and ":" not in server["loop"]:
-        raise ConfigurationError(
-            f"--loop {server['loop']}: homing needs an asyncio event loop; use one of {', '.join(LOOP_FACTORIES)}, "
-            "or module:factory"
-        )
-    if server["http2"] and server["http"] != "zttp":
-        raise ConfigurationError("--http2 needs --http zttp (and the package zttp)")
-    if not 0 <= server["port"] <= 65535:
-        raise ConfigurationError(f"--port {server['port']}: use a number from 1 to 65535, or 0 for any free port")
-    if server["ssl_keyfile"] and not server["ssl_certfile"]:
-        raise ConfigurationError("--ssl-keyfile needs --ssl-certfile too")
-    if own["no_sessions"]:
-        unwanted = [name for name in ("sessions", "learn", "starts", "ends", "preset", "scatter") if own[name]]
-        if unwanted:
-            given = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in unwanted)
-            raise ConfigurationError(f"--no-sessions leaves nothing to route: use either --no-sessions or {given}")
-    if workers == 1:
-        return
-    if server["reload"]:
-        raise ConfigurationError("--reload ends every session on each change: use it with --workers 1, or leave it out")
-    if server["fd"] is not None:
-        raise ConfigurationError("--fd works with --workers 1 only: use --host and --port, or --uds")
-    if server["lifespan"] == "off":
-        raise ConfigurationError("--lifespan off: homing opens a worker's private socket in it; use auto or on")
-
-
-def _config(ctx: click.Context, given: Mapping[str, Any], workers: int) -> RunConfig:
-    """uvicorn's own mapping from its command to its configuration, for the options that it has today."""
-    options = dict(given)
-    app = options.pop("app")
-    app_dir = options.pop("app_dir")
-    options["workers"] = workers
-    options["headers"] = [header.split(":", 1) for header in options["headers"]]
-    if malformed := [header[0] for header in options["headers"] if len(header) != 2]:
-        raise ConfigurationError(f"--header {malformed[0]}: write it as Name:Value")
-    options["log_config"] = LOGGING_CONFIG if options["log_config"] is None else options["log_config"]
-    for name in ("reload_dirs", "reload_includes", "reload_excludes"):
-        options[name] = options[name] or None
-    known = inspect.signature(Config).parameters
-    for name in [name for name in options if name not in known]:
-        if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
-            raise ConfigurationError(
-                f"this homing cannot pass on --{name.replace('_', '-')} of uvicorn {uvicorn.__version__}"
-            )
-        options.pop(name)
-    sys.path.insert(0, app_dir)
-    try:
-        return RunConfig(app, routing=None, **options)
-    except Exception as error:
-        # A log configuration or environment file that cannot be read, a package that either of them needs.
-        raise ConfigurationError(f"the server's options cannot be used: {type(error).__name__}: {error}") from error
-
-
-def _routing(own: Mapping[str, Any], config: RunConfig) -> RoutingOptions | None:
-    if own["no_sessions"]:
-        return None
-    return RoutingOptions(
-        sessions=own["sessions"],
-        learn=own["learn"],
-        starts=own["starts"],
-        ends=own["ends"],
-        preset=own["preset"],
-        idle_seconds=own["idle_seconds"],
-        unowned=own["unowned"],
-        gone_status=own["gone_status"],
-        max_body_bytes=own["max_body_bytes"],
-        owner_timeout_seconds=own["owner_timeout_seconds"],
-        max_sessions_per_worker=own["max_sessions_per_worker"],
-        scatter=own["scatter"],
-        secret=_secret(own["secret_env"]),
-        workers=config.workers,
-        graceful_seconds=config.timeout_graceful_shutdown,
-        backlog=config.backlog,
-        lifespan_required=config.lifespan == "on",
-    )
-
-
-def _secret(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    secret = os.environ.get(variable)
-    if not secret:
-        state = "is empty" if secret == "" else "is not set"
-        raise ConfigurationError(
-            f"--secret-env {variable}: that environment variable {state}; set it to what signs the app's cookie"
-        )
-    return secret
-
-
-# --- serving ---
-
-
-def _serve_many(config: RunConfig, run_dir: str | None) -> None:
-    with contextlib.ExitStack() as stack:
-        path = None
-        if config.routing is not None:
-            path = stack.enter_context(open_server_directory(run_dir))
-            config.routing = replace(config.routing, socket_dir=path)
-        listener = stack.enter_context(config.bind_socket())
-
-        def announce_both() -> None:
-            config.announce_address(listener)
-            announce(config, path)
-
-        # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
-        with contextlib.suppress(KeyboardInterrupt):
-            serve(config, [listener], announce_both)
-
-
-def _serve_one(config: RunConfig) -> None:
-    raise_open_files_limit()
-    if config.should_reload:
-        with contextlib.suppress(KeyboardInterrupt), config.bind_socket() as listener:
-            config.announce_address(listener)
-            ChangeReload(config, target=partial(_serve_reloaded, config), sockets=[listener]).run()
-        return
-    server = HomingServer(config, partial(_told, config))
-    try:
-        config.check_address()
-        server.run()
-    except KeyboardInterrupt:
-        pass
-    except SystemExit as error:
-        # uvicorn's way to say that the app's start-up failed, after it has logged why.
-        if error.code == STARTUP_FAILURE:
-            raise StartupError("the app's start-up failed; its own message is above") from error
-        raise
-    if not server.started:
-        raise StartupError("the server stopped before it could serve")
-
-
-def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
-    """One life of the app between two changes, in a process of its own; an app that fails waits for the next change."""
-    try:
-        HomingServer(config, partial(_told, config)).run(sockets)
-    except HomingError as error:
-        logger.error("%s", error)  # noqa: TRY400  # the line says it all; a traceback would show homing's own code
-        sys.exit(STARTUP_FAILURE)
-
-
-def _told(config: RunConfig, what: Loaded | Ready) -> None:
-    if isinstance(what, Loaded):
-        announce(config, None)

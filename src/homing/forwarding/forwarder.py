@@ -27,7 +27,7 @@ from homing.errors import (
     ReplyCutError,
 )
 from homing.forwarding.base import Answer
-from homing.forwarding.frames import ANSWER, ASK, MalformedFrameError, decode_value, encode_value
+from homing.forwarding.frames import ANSWER, ASK, BUSY, MalformedFrameError, decode_value, encode_value
 from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
 from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
@@ -288,6 +288,8 @@ def _read_answer(connection: OwnerConnection, frame: Frame | None) -> Answer:
     if frame is None:
         raise failed_before_answer(connection)
     kind, head, _ = frame
+    if kind == BUSY:
+        raise OwnerBusyError(f"worker {connection.pool.owner} has no descriptors left")
     try:
         if kind == ANSWER:
             return Answer(decode_value(head))

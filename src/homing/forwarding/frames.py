@@ -56,6 +56,7 @@ PULL: Final = 36  # the app waits for what the client does next
 END: Final = 37  # the app returned, and its reply is not complete
 RAISED: Final = 38  # the app raised
 ANSWER: Final = 39  # head: the answer to ASK
+BUSY: Final = 40  # this worker has no descriptor to take the connection with, and has read nothing of what it carries
 
 MINE_FIRST: Final = 0x80
 """Flag on any of the owner's frames: *mine* comes first."""
@@ -68,7 +69,7 @@ FROM_FORWARDER: Final = frozenset(
 )
 FROM_OWNER: Final = frozenset(
     {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS}
-    | {MINE, NOT_MINE, START, WHOLE, PULL, END, RAISED, ANSWER}
+    | {MINE, NOT_MINE, START, WHOLE, PULL, END, RAISED, ANSWER, BUSY}
 )
 
 # How the body of a request crosses (`Request.body`).

@@ -28,7 +28,9 @@ from homing.forwarding.exchange import ReceivedRequest
 from homing.forwarding.frames import (
     ANSWER,
     ASK,
+    BUSY,
     FROM_FORWARDER,
+    PREFIX_BYTES,
     REQUEST,
     MalformedFrameError,
     decode_value,
@@ -46,7 +48,12 @@ OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 """Called with kind, key, the asking worker's ID, and an event that is set when it hangs up."""
 
 _MINE_WITHIN_SECONDS: Final = 0.02
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+_SENDS_WITHIN_SECONDS: Final = 1.0
+"""How long a worker that is turned away may take to send what it has connected for."""
+
+_BUSY_FRAME: Final = BUSY.to_bytes(PREFIX_BYTES, "little")
 _LAST_ANSWERS_SECONDS: Final = 1.0
 
 
@@ -59,6 +66,7 @@ class Counters:
     asked: int = 0
     malformed: int = 0
     strangers: int = 0
+    turned_away: int = 0
 
 
 class PeerConnection(FrameStream):
@@ -175,6 +183,7 @@ class Receiver:
         self.flush_due = False
         """A timer will write what waits for something to share a write with."""
         self._ticker = self.loop.call_later(idle_seconds / 4, self._tick)
+        self._spare = _spare_descriptor()
         self._accepting = self.loop.create_task(self._accept())
         self.closed = False
 
@@ -211,6 +220,9 @@ class Receiver:
         self._accepting.cancel()
         await asyncio.wait({self._accepting})
         self.listener.close()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         for connection in self.connections:
             if not connection.busy and not connection.inside_a_frame:
                 connection.pause_reading()
@@ -227,28 +239,67 @@ class Receiver:
     # --- connections ---
 
     async def _accept(self) -> None:
+        without = False
         while True:
             try:
                 accepted, _ = await self.loop.sock_accept(self.listener)
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                if error.errno not in (*_NO_DESCRIPTOR, errno.ECONNABORTED):
                     raise
                 # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
-                # less use than the one that waits.
-                logger.warning("cannot take a connection from another worker now: %s", error.strerror)
-                self._drop_idle(used_before=float("inf"), keep_fresh=True)
+                # less use than the one that waits; where there are none to let go, it is told.
+                if without:
+                    await self._turn_away()
+                else:
+                    logger.warning("cannot take a connection from another worker now: %s", error.strerror)
+                    self._drop_idle(used_before=float("inf"), keep_fresh=True)
+                without = error.errno in _NO_DESCRIPTOR
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
-            if peer_uid(accepted) != os.geteuid():
-                self.counters.strangers += 1
-                logger.error("closed a connection to the private socket: it came from another user")
-                accepted.close()
-                continue
+            without = False
+            await self._take(accepted)
+
+    async def _take(self, accepted: socket.socket) -> None:
+        if peer_uid(accepted) != os.geteuid():
+            self.counters.strangers += 1
+            logger.error("closed a connection to the private socket: it came from another user")
+            accepted.close()
+            return
+        try:
+            await self.loop.connect_accepted_socket(lambda: PeerConnection(self), accepted)
+        except OSError as error:
+            logger.warning("lost a connection from another worker as it was made: %s", error)
+            accepted.close()
+
+    async def _turn_away(self) -> None:
+        """Tell all who wait in the backlog that this worker is busy, by the descriptor that is kept for this."""
+        while self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
             try:
-                await self.loop.connect_accepted_socket(lambda: PeerConnection(self), accepted)
-            except OSError as error:
-                logger.warning("lost a connection from another worker as it was made: %s", error)
-                accepted.close()
+                turned, _ = self.listener.accept()
+            except OSError:
+                self._spare = _spare_descriptor()
+                return  # nobody waits, or another thread has taken the descriptor
+            turned.setblocking(False)
+            try:
+                # Not before it has sent something: a write that fails since nobody listens any more is taken for death.
+                async with asyncio.timeout(_SENDS_WITHIN_SECONDS):
+                    sent = await self.loop.sock_recv(turned, 1)
+                if sent:
+                    turned.send(_BUSY_FRAME)
+                    self.counters.turned_away += 1
+            except TimeoutError:
+                # It stands still. It keeps the descriptor, as others that were accepted do.
+                await self._take(turned)
+                return
+            except OSError:
+                pass  # it has gone
+            except BaseException:
+                turned.close()
+                raise
+            turned.close()
+            self._spare = _spare_descriptor()
 
     def _drop_idle(self, used_before: float, *, keep_fresh: bool = False) -> None:
         for connection in list(self.connections):
@@ -257,6 +308,8 @@ class Receiver:
                 connection.abort()
 
     def _tick(self) -> None:
+        if self._spare < 0:
+            self._spare = _spare_descriptor()
         self._drop_idle(used_before=self.loop.time() - self._idle_seconds)
         self._ticker = self.loop.call_later(self._idle_seconds / 4, self._tick)
 
@@ -310,6 +363,14 @@ class Receiver:
             raise
         connection.write(ANSWER, encode_value(int(answer), "the answer"))
         connection.exchange_ended()
+
+
+def _spare_descriptor() -> int:
+    """A descriptor that can be given up for another; -1 where there is none to be had."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _no_state() -> None:

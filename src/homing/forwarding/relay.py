@@ -29,6 +29,7 @@ from homing.forwarding.frames import (
     BODY_NONE,
     BODY_OPEN,
     BODY_WHOLE,
+    BUSY,
     EARLY_BODY_BYTES,
     END,
     GONE,
@@ -186,6 +187,8 @@ class Relay:
                     self._refuse_late_not_mine()
                     self._finish()
                     return False
+                elif kind == BUSY and not self._mine:
+                    raise OwnerBusyError(f"worker {connection.pool.owner} has no descriptors left")
                 elif kind == RAISED:
                     finished = True
                     self._finish()

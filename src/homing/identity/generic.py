@@ -1,6 +1,6 @@
 """Which session does a request of any ASGI app name? The first of its sources that names one.
 
-Order: the sources as the user gave them, then the preset's. All share one kind: the same text from any of them is the
+Order: the sources as the user gave them, then the preset's, or before them where the preset says so. All share one kind: the same text from any of them is the
     same
 session. On the declared route of a body source the body is always read, even if a source before it decides: the reply
 may repeat what the body named, and only an ID that the app has just made may be learned.
@@ -37,7 +37,7 @@ class SourcesIdentity:
         learn: Sources that are looked for in replies only.
         starts: Routes that start a session.
         ends: Routes that end the session they name.
-        preset: A protocol's own sources and ends, asked after those above.
+        preset: A protocol's own sources and ends, asked after those above unless it says otherwise.
         max_body_bytes: The largest JSON body that is read, and the most of a reply that is held back.
         clock: Whose wall clock ages cookies.
 
@@ -57,7 +57,7 @@ class SourcesIdentity:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         preset = preset or Preset("none")
-        asked = _distinct([*sessions, *preset.sessions])
+        asked = _distinct([*preset.sessions, *sessions] if preset.first else [*sessions, *preset.sessions])
         learned_from = _distinct([*asked, *learn, *preset.learn])
         for source in learned_from:
             if source not in asked and not source.learns:
@@ -88,11 +88,12 @@ class SourcesIdentity:
         self._reply_headers = [read for source in learned_from if (read := source.headers_reader(clock)) is not None]
         self._reply_fields = [field for source in learned_from if (field := source.body_field()) is not None]
         self._reply_events = [events for source in learned_from if (events := source.event_reader()) is not None]
+        self._reply_openings = [opens for source in learned_from if (opens := source.reply_opening()) is not None]
         self._reply_header_names = tuple(
             {source.reply_header for source in learned_from if source.reply_header is not None}
         )
         self._reply_header_lengths = frozenset(map(len, self._reply_header_names))
-        in_bodies = bool(self._reply_fields or self._reply_events)
+        in_bodies = bool(self._reply_fields or self._reply_events or self._reply_openings)
         self.head_learner = self._learn_from_head if self._reply_header_names and not in_bodies else None
         self._body = BodyReader(max_body_bytes, {key for field in self._fields for key in field.keys})
 
@@ -156,12 +157,14 @@ class SourcesIdentity:
         is_http = scope["type"] == "http"
         fields = self._declared(self._reply_fields, scope) if is_http and self._reply_fields else ()
         events = self._reply_events if is_http and scope["method"] == "GET" else ()
-        if not self._reply_headers and not fields and not events:
+        openings = [opens for opens in self._reply_openings if opens.expected(scope)] if is_http else ()
+        if not self._reply_headers and not fields and not events and not openings:
             return None
         return ReplyLearner(
             self._reply_headers,
             fields,
             events,
+            openings,
             lambda: self._already_named(scope, named),
             has_body=is_http and scope["method"] != "HEAD",
             max_held_bytes=self._max_body_bytes,

@@ -1,11 +1,12 @@
 """Which sessions does a reply make known? Reads it as it passes, one event at a time, and never waits.
 
 An ID must be owned before the bytes that carry it leave, so what may carry one is held back until it is complete: a
-JSON reply as a whole, a server-sent event up to its end. Everything else passes at once, unchanged and in order. The
+JSON reply as a whole, a server-sent event up to its end, the opening of a reply of another shape up to where it says
+which session it is of. Everything else passes at once, unchanged and in order. The
 bytes that leave are the bytes that came.
 
 Nothing is learned from a reply of status 400 and above, from an error (a JSON-RPC error, a tool result that says
-`isError`), from a `Content-Encoding`, or from an ID that the request already named. What is longer than the limit
+`isError`), from a `Content-Encoding` (an opening may know one), or from an ID that the request already named. What is longer than the limit
 passes on unread.
 
 Not here: what to do with an ID that was learned. The router owns it, or answers 500.
@@ -21,7 +22,7 @@ from homing.identity.base import Learned
 from homing.identity.documents import NOT_JSON, may_hold, parse_document
 from homing.identity.events import Event, EventSplitter
 from homing.identity.ids import fits
-from homing.identity.sources import BodyField, Headers, HeadersReader
+from homing.identity.sources import BodyField, Headers, HeadersReader, ReplyOpening
 from homing.types import Message, SessionId
 
 _NO_KEYS: frozenset[str] = frozenset()
@@ -34,6 +35,7 @@ class ReplyLearner:
         in_headers: Read the headers of a reply, or of an accepted WebSocket.
         in_bodies: The fields of bodies that this request's route declares.
         in_events: Read the first server-sent event of a stream, beyond its JSON data.
+        in_openings: Read how the reply to this very request begins.
         known: Gives the IDs that the request named, which are not news; asked only when an ID was found.
         has_body: The reply may have a body: the request was not a HEAD.
         max_held_bytes: The most that is held back.
@@ -44,6 +46,7 @@ class ReplyLearner:
         in_headers: Collection[HeadersReader],
         in_bodies: Collection[BodyField],
         in_events: Collection[Callable[[Event], Iterator[str]]],
+        in_openings: Collection[ReplyOpening],
         known: Callable[[], Iterable[str]],
         *,
         has_body: bool,
@@ -52,6 +55,8 @@ class ReplyLearner:
         self._in_headers = in_headers
         self._in_bodies = in_bodies
         self._in_events = in_events
+        self._in_openings = in_openings
+        self._encoding = b""
         self._known = known
         self._seen: set[str] | None = None
         self._has_body = has_body
@@ -59,7 +64,7 @@ class ReplyLearner:
         self._next: Callable[[Message], Learned] = self._before_head
         self._held: list[Message] = []
         self._held_ids: tuple[SessionId, ...] = ()
-        self._json = bytearray()
+        self._body = bytearray()
         self._events: EventSplitter | None = None
         self.done = False
 
@@ -92,7 +97,7 @@ class ReplyLearner:
         self._next = reads
         if self._events is not None:
             return Learned(found, (message,))
-        # The status and headers of a JSON reply wait too: once they left, a session that cannot be recorded has no 500.
+        # The status and headers of what is held back wait too: once they left, a session that cannot be recorded has no 500.
         self._held.append(message)
         self._held_ids = found
         return Learned((), ())
@@ -107,9 +112,9 @@ class ReplyLearner:
         return self._new(found) if found else ()
 
     def _body_reader(self, message: Message) -> Callable[[Message], Learned] | None:
-        if not self._in_bodies and not self._in_events:
+        if not self._in_bodies and not self._in_events and not self._in_openings:
             return None
-        content_type, length = b"", 0
+        content_type, encoding, length = b"", b"", 0
         for name, value in message.get("headers", ()):
             lower = name.lower()
             if lower == b"content-type":
@@ -117,8 +122,13 @@ class ReplyLearner:
             elif lower == b"content-length" and value.isdigit():
                 length = int(value[:20])
             elif lower == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-                return None
-        if content_type == b"text/event-stream":
+                encoding = value.strip().lower()
+        if self._in_openings and content_type != b"text/event-stream":
+            self._encoding = encoding
+            return self._read_opening
+        if encoding:
+            return None
+        if content_type == b"text/event-stream" and (self._in_bodies or self._in_events):
             self._events = EventSplitter(self._max_held_bytes)
             return self._read_events
         if self._in_bodies and _is_json(content_type) and length <= self._max_held_bytes:
@@ -133,16 +143,16 @@ class ReplyLearner:
         if kind != "http.response.body":
             # A file that the server sends by itself cannot be read here; anything else keeps its place.
             return self._released() if kind in _UNREADABLE else Learned((), ())
-        self._json += message.get("body", b"")
-        if len(self._json) > self._max_held_bytes:
+        self._body += message.get("body", b"")
+        if len(self._body) > self._max_held_bytes:
             return self._released()
         if message.get("more_body", False):
             return Learned((), ())
-        return self._released(self._in_document(self._json))
+        return self._released(self._in_document(self._body))
 
     def _released(self, found: tuple[SessionId, ...] = ()) -> Learned:
         held, self._held = tuple(self._held), []
-        self._json = bytearray()
+        self._body = bytearray()
         return self._finished(held, self._held_ids + found)
 
     def _in_document(self, data: bytes | bytearray) -> tuple[SessionId, ...]:
@@ -156,6 +166,29 @@ class ReplyLearner:
         if document is NOT_JSON:
             return ()
         return self._new(chain.from_iterable(one.in_reply(document) for one in fields))
+
+    # --- a reply that begins in a shape of its own ---
+
+    def _read_opening(self, message: Message) -> Learned:
+        self._held.append(message)
+        if message["type"] != "http.response.body":
+            return self._released() if message["type"] in _UNREADABLE else Learned((), ())
+        self._body += message.get("body", b"")
+        complete = not message.get("more_body", False)
+        data = bytes(self._body)
+        self._in_openings = [
+            opening
+            for opening in self._in_openings
+            if not self._has_read(opening, data, complete or len(data) > opening.max_bytes)
+        ]
+        return Learned((), ()) if self._in_openings else self._released()
+
+    def _has_read(self, opening: ReplyOpening, data: bytes, complete: bool) -> bool:
+        found = opening.read(data, self._encoding, complete)
+        if found is None:
+            return complete
+        self._held_ids += self._new(found)
+        return True
 
     # --- server-sent events ---
 

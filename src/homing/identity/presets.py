@@ -6,7 +6,9 @@ that the official SDK answers an unknown session with. The older SSE transport: 
 first named by the event `endpoint` of the stream. Sessionless era (2026-07-28): nothing to route but handles, which are
 sources of their own (`mcp_handle`).
 
-Not here: `engineio` and `gradio`, which are not known yet.
+`engineio` is Engine.IO, which Socket.IO runs on (`engineio.py`); `gradio` is a Gradio app (`gradio.py`). In both the
+server, or the client, knows at once if a session is none, so one that nobody owns is served where it arrives, as one
+worker would serve it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from urllib.parse import urlsplit
 
 from homing.clock import Clock
 from homing.errors import ConfigurationError
+from homing.identity.engineio import EngineioSource, engineio_gone
 from homing.identity.events import Event
+from homing.identity.gradio import GRADIO_EVENT, GRADIO_LEARN, GRADIO_SESSIONS, GRADIO_UPLOAD, gradio_gone
 from homing.identity.sources import Headers, HeaderSource, HeadReader, Source, query_values
 from homing.types import Scope
 
-GoneReply: TypeAlias = Callable[[Scope], tuple[int, list[tuple[bytes, bytes]], bytes]]
-"""Makes the *gone* answer to one request: status, headers and body."""
+GoneReply: TypeAlias = Callable[[Scope], tuple[int, list[tuple[bytes, bytes]], bytes] | None]
+"""Makes the *gone* answer to one request: status, headers and body; None where the request is not of the protocol."""
 
 MCP_SESSION_HEADER: Final = "mcp-session-id"
 
@@ -44,17 +48,22 @@ class Preset:
     Attributes:
         name: What `--preset` calls it.
         sessions: Where requests name their session, asked after those that the user declared.
+        first: They are asked before the user's. For a protocol whose requests name their session whatever else they
+            carry: a cookie that changes while a connection lives must not move it.
         learn: Places that occur only in replies.
         starts: Routes that start a session, as the command line writes them.
         ends: Routes that end the session they name.
         method_ends: Requests that end a session by their method alone.
         gone_status: What *gone* is answered with unless the user set it.
         gone_reply: Makes the protocol's own *gone* answer; None: homing's.
-        unowned: What becomes of a request for a session that nobody owns.
+        unowned: What becomes of a request for a session that nobody owns, unless the user says where sessions begin.
+        idle_seconds: How long a session without a request lives in the protocol, whatever the user set; None: no limit.
+            Only where nothing else names sessions: all of a server's are kept alike.
     """
 
     name: str
     sessions: tuple[Source, ...] = ()
+    first: bool = False
     learn: tuple[Source, ...] = ()
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -62,6 +71,7 @@ class Preset:
     gone_status: int = 410
     gone_reply: GoneReply | None = None
     unowned: Literal["refuse", "adopt"] = "refuse"
+    idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +152,32 @@ def _last_uuid(name: str, query: bytes) -> str | None:
 
 _MCP_HEADER: Final = HeaderSource(MCP_SESSION_HEADER)
 
-PRESETS: Final = {
+PRESETS: Final[dict[str, Preset]] = {
     "mcp": Preset(
         "mcp",
         sessions=(_MCP_HEADER, McpMessagesSource()),
         method_ends=(MethodEnd("DELETE", _MCP_HEADER),),
         gone_status=404,
         gone_reply=mcp_gone,
-    )
+    ),
+    "engineio": Preset(
+        "engineio",
+        sessions=(EngineioSource(),),
+        first=True,
+        gone_status=400,
+        gone_reply=engineio_gone,
+        unowned="adopt",
+        # One that lives always has a request in flight, a poll or its WebSocket, but for moments.
+        idle_seconds=300.0,
+    ),
+    "gradio": Preset(
+        "gradio",
+        sessions=GRADIO_SESSIONS,
+        learn=GRADIO_LEARN,
+        method_ends=(MethodEnd("GET", GRADIO_EVENT), MethodEnd("POST", GRADIO_UPLOAD)),
+        gone_status=404,
+        gone_reply=gradio_gone,
+        unowned="adopt",
+    ),
 }
 """The presets there are, by name."""

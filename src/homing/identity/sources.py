@@ -69,6 +69,30 @@ class BodyField(Protocol):
         ...
 
 
+class ReplyOpening(Protocol):
+    """How the replies to certain requests begin, where that names a session in neither JSON nor server-sent events.
+
+    Attributes:
+        max_bytes: The most that is held back for it.
+    """
+
+    @property
+    def max_bytes(self) -> int: ...
+
+    def expected(self, scope: Scope) -> bool:
+        """Whether the reply to this HTTP request may begin so."""
+        ...
+
+    def read(self, data: bytes, encoding: bytes, complete: bool) -> Sequence[str] | None:
+        """The sessions that the beginning of a reply's body names; None: it takes more to say.
+
+        Args:
+            encoding: The reply's `Content-Encoding`, in lower case; empty if it has none.
+            complete: There is no more.
+        """
+        ...
+
+
 class Source:
     """A place where requests, replies or both name a session. Subclasses say where; each default is *not here*."""
 
@@ -100,6 +124,10 @@ class Source:
         """What reads server-sent events for it, on any route, beyond their JSON data."""
         return None
 
+    def reply_opening(self) -> ReplyOpening | None:
+        """What reads how replies of a shape of their own begin."""
+        return None
+
     @property
     def learns(self) -> bool:
         """Whether replies can name a session in it."""
@@ -107,6 +135,7 @@ class Source:
             self.headers_reader(SYSTEM_CLOCK) is not None
             or self.body_field() is not None
             or self.event_reader() is not None
+            or self.reply_opening() is not None
         )
 
     def __str__(self) -> str:

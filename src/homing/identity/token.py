@@ -17,9 +17,8 @@ def mcp_token_session_id(token: str, serializer: URLSafeSerializer) -> str | Non
         token: The header's text: a signed JSON object with `sid`, the session ID.
         serializer: The endpoint's own, so a token for another server or another purpose has a bad signature here.
 
-    Raises:
-        Nothing for bad input. A rejected token names no session: its request is handled where it arrives, where the MCP
-        endpoint's own check refuses it.
+    Bad input raises nothing. A rejected token names no session: its request is handled where it arrives, where the MCP
+    endpoint's own check refuses it.
     """
     try:
         payload = serializer.loads(token)

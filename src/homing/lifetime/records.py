@@ -48,7 +48,8 @@ class ResourcesSessionLifetimes:
     OPTIONS and TRACE start and end nothing either.
 
     Args:
-        starts, ends: Route texts (`"/seed_session"`, `"POST /reset"`), each also under a rollout prefix.
+        starts: Route texts (`"/seed_session"`, `"POST /reset"`), each also under a rollout prefix.
+        ends: The same, of what ends one.
         close_follows_header: The header's name, in any case; None if requests cannot say that a close follows.
         max_age_seconds: The limit for an announced close, and for a session that is retained and never ended.
         being_served: How many requests of a session are in flight here (`SessionOwners.served_now`).

@@ -26,8 +26,8 @@ _DENIAL: Final = "websocket.http.response"
 Reply = tuple[int, Sequence[tuple[bytes, bytes]], bytes]
 """A whole reply: status, header list (lowercase names), body."""
 
-GoneReply = Callable[[Scope], Reply]
-"""The shape a protocol gives its own *gone* answer, such as MCP's JSON-RPC error."""
+GoneReply = Callable[[Scope], Reply | None]
+"""The shape a protocol gives its own *gone* answer, such as MCP's JSON-RPC error; None: the request is not its own."""
 
 
 def error_reply(error: ReplyError, *, gone_status: int | None = None) -> Reply:
@@ -49,10 +49,8 @@ async def answer(
 
     A WebSocket gets the same status as a denial response, or a plain 403 where the server has none.
     """
-    if gone_reply is not None and isinstance(error, SessionGoneError):
-        status, headers, body = gone_reply(scope)
-    else:
-        status, headers, body = error_reply(error, gone_status=gone_status)
+    of_protocol = gone_reply(scope) if gone_reply is not None and isinstance(error, SessionGoneError) else None
+    status, headers, body = of_protocol or error_reply(error, gone_status=gone_status)
     logger.info("answered %s %s: %s", status, error.code, error)
     if scope["type"] == "websocket":
         if _DENIAL not in (scope.get("extensions") or {}):

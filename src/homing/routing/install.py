@@ -29,7 +29,7 @@ DEFAULT_BACKLOG: Final = 2048
 def install_session_routing(
     app: Starlette,
     kind: SessionKind,
-    socket_dir: str | None,
+    socket_dir: str | Callable[[], str] | None,
     session_cookie: str,
     secret_key: str,
     mcp_token_header: str | None = None,
@@ -46,6 +46,11 @@ def install_session_routing(
     owner_timeout_seconds: float = 30.0,
     drop: Callable[[str], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    leave_dir: Callable[[str], None] | None = None,
+    max_sessions: int | None = None,
+    scatter: bool = False,
+    graceful_seconds: float | None = None,
+    lifespan_required: bool = False,
 ) -> WorkerId | None:
     """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
 
@@ -55,13 +60,16 @@ def install_session_routing(
     Args:
         app: Its session middleware uses `session_cookie` and `secret_key`; how long a cookie is good for is read from it.
         kind: Where requests name their session.
-        socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers. None: one worker; it
-            only checks and sets the session ID of seeds and closes, and owns nothing.
-        mcp_token_header, mcp_token_serializer: Where MCP tool calls carry a token that names their session.
+        socket_dir: The server's run directory (`create_session_socket_dir`), shared by its workers, or what makes or finds
+            it as the worker starts. None: one worker; it only checks and sets the session ID of seeds and closes, and owns
+            nothing.
+        mcp_token_header: Where MCP tool calls carry a token that names their session.
+        mcp_token_serializer: What signed that token.
         agent_sessions: For an agent server, whose own records decide how long it owns its sessions.
         close_retry_window_seconds: For a resources server: how long the owner of a session that is not open is kept
             after its last request. Default 300.
-        session_starts, session_ends: Routes that start or end a session, beside the kind's seed and close.
+        session_starts: Routes that start a session, beside the kind's seed.
+        session_ends: Routes that end one, beside its close.
         close_follows_header: The request header by which an end route's caller says that a close follows.
         backlog: Connections that may wait at the private socket.
         mcp_path: Where the token alone names the session.
@@ -70,6 +78,11 @@ def install_session_routing(
         drop: Lets go of a session's state, when this worker gives the session to one that restores it. Synchronous, and
             does not raise.
         clock: Ages cookies and resources sessions.
+        leave_dir: Called with the run directory's path once the worker has closed.
+        max_sessions: A start beyond so many sessions of this worker is answered 503.
+        scatter: Test mode: every request first lands on a wrong worker.
+        graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
+        lifespan_required: The app is one that has a lifespan, so a failed one is no sign of having none.
 
     Returns:
         This worker's ID, also in `app.state.homing_routing_id`; None for one worker.
@@ -139,8 +152,13 @@ def install_session_routing(
             owner_timeout_seconds=owner_timeout_seconds,
             sweep_seconds=sweep_interval(window),
             backlog=backlog,
+            max_sessions=max_sessions,
+            scatter=scatter,
+            graceful_seconds=graceful_seconds,
+            lifespan_required=lifespan_required,
         ),
-        socket_dir=None if socket_dir is None else lambda: socket_dir,
+        socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,
+        leave_dir=leave_dir,
         entry=app,
         drop=given_away,
         on_open=opened,

@@ -23,7 +23,7 @@ class RoutingOptions:
         preset: A protocol's bundle of the above, such as `"mcp"`.
         idle_seconds: How long a session without a request keeps its owner.
         unowned: What happens to a request whose session nobody owns: `"adopt"` serves it where it lands, `"refuse"`
-            answers *gone*. None chooses: refuse where sessions begin at a known place, else adopt.
+            answers *gone*. None chooses: refuse where sessions begin at a known place, else adopt, or as the preset says.
         gone_status: The status of *gone*; None: the preset's, or 410.
         max_body_bytes: The longest JSON body that is read to find a session in it.
         owner_timeout_seconds: How long an owner may take to say that a forwarded request is its own.
@@ -111,7 +111,12 @@ class RoutingOptions:
                 "where requests name it, such as --session 'path:/sessions/{session}' (in code: sessions=)"
             )
         starts, ends = Routes.parse(self.starts), Routes.parse(self.ends)
-        begins_somewhere = bool(starts or learn or chosen or any(isinstance(s, McpHandleSource) for s in sessions))
+        begins_somewhere = bool(
+            starts
+            or learn
+            or (chosen is not None and chosen.unowned == "refuse")
+            or any(isinstance(s, McpHandleSource) for s in sessions)
+        )
         return CheckedOptions(
             options=replace(self, sessions=sessions, learn=learn),
             sessions=sessions,
@@ -119,13 +124,20 @@ class RoutingOptions:
             starts=starts,
             ends=ends,
             preset=chosen,
+            idle_seconds=self._idle_seconds(chosen),
             adopts=self.unowned == "adopt" if self.unowned else not begins_somewhere,
         )
+
+    def _idle_seconds(self, chosen: Preset | None) -> float:
+        if chosen is None or chosen.idle_seconds is None or self.sessions:
+            return self.idle_seconds
+        return min(self.idle_seconds, chosen.idle_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedOptions:
-    """`RoutingOptions` parsed: sources, routes, the preset itself, and whether an unowned session is adopted."""
+    """`RoutingOptions` parsed: sources, routes, the preset itself, how long a session without a request is kept, and
+    whether an unowned one is adopted."""
 
     options: RoutingOptions
     sessions: tuple[Source, ...]
@@ -133,4 +145,5 @@ class CheckedOptions:
     starts: Routes
     ends: Routes
     preset: Preset | None
+    idle_seconds: float
     adopts: bool

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from homing.directory import SessionOwners
+from homing.directory.base import OwnerAliveError
 from homing.rundir import RunDirectory
 from homing.types import PATH, SessionId, WorkerId
 
@@ -33,6 +34,7 @@ class PathKeys:
         self._bindings: dict[SessionId, _Binding] = {}
         self._bound: Counter[str] = Counter()
         self._here = worker_id
+        self._run_directory = run_directory
         self.owners = SessionOwners(run_directory.path, worker_id, self._holds, kind=PATH, run_directory=run_directory)
 
     def __repr__(self) -> str:
@@ -44,15 +46,29 @@ class PathKeys:
     def bind(self, session_id: SessionId, key: str) -> WorkerId:
         """Hold key for the session unless another worker holds it; return the key's owner. One block, no await.
 
-        A session has one key: while it has one, another is not looked at.
+        A session has one key: while it has one, another is not looked at. What a dead worker held runs nowhere, so this
+        worker takes its key: another attempt at a rollout is not lost with the worker of the first.
+
+        Raises:
+            DirectoryBusyError: a dead worker's key cannot be taken at the moment.
+            DirectoryError, ForeignRecordError: as `SessionOwners.acquire`.
         """
         if session_id in self._bindings:
             return self._here
         owner = self.owners.acquire(key)
+        if owner != self._here and self._run_directory.is_dead(owner):
+            owner = self._take(key)
         if owner == self._here:
             self._bindings[session_id] = _Binding(key)
             self._bound[key] += 1
         return owner
+
+    def _take(self, key: str) -> WorkerId:
+        try:
+            self.owners.rewrite(key)
+        except OwnerAliveError as error:
+            return error.owner  # another worker was quicker
+        return self._here
 
     def seeded(self, session_id: SessionId, *, refused: bool, others: int) -> None:
         """A start of the session is leaving. If it was refused, as a late one after a close is, it holds no key.

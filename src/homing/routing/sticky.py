@@ -53,10 +53,11 @@ def sticky(
         learn: Where replies first name a session that the app has made, if that is nowhere in `sessions`.
         starts: Routes that start a session, such as `"POST /sessions"`.
         ends: Routes that end the session they name, such as `"DELETE /sessions/{id}"`.
-        preset: A protocol's bundle of all that: `"mcp"`.
+        preset: A protocol's bundle of all that: `"engineio"` (Socket.IO), `"gradio"` or `"mcp"`.
         idle_seconds: A session without a request for so long loses its owner.
         unowned: `"adopt"` serves a session that nobody owns where its request lands, `"refuse"` answers *gone*. By
-            default: refuse where a start, `learn`, preset or `mcp_handle` says where sessions begin, else adopt.
+            default: refuse where a start, `learn`, `mcp_handle` or the preset `"mcp"` says where sessions begin, else
+            adopt.
         gone_status: The status of *gone*; by default 410, or the preset's.
         max_body_bytes: The longest JSON body that is read to find a session in it.
         owner_timeout_seconds: How long an owner may take to say that a forwarded request is its own.
@@ -79,7 +80,8 @@ def sticky(
     if not options.tells_sessions:
         raise ConfigurationError(
             "sticky needs to know which session a request names: add sessions=[homing.header(NAME)], cookie, "
-            "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server"
+            "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server, 'engineio' for Socket.IO, "
+            "'gradio' for Gradio"
         )
     router = build(app, options)
     if (spec := options.learns_nothing) is not None:
@@ -116,9 +118,9 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         max_body_bytes=options.max_body_bytes,
     )
     # A session without a request for the idle time loses its owner: one that has ended does not keep it for longer.
-    window_seconds = min(options.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)
+    window_seconds = min(checked.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)
     lifetimes = IdleLifetimes(
-        options.idle_seconds,
+        checked.idle_seconds,
         window_seconds,
         starts=identity.starts,
         ends=identity.ends,

@@ -32,6 +32,7 @@ from homing.rundir.places import (
     check_run_directory,
     create_session_socket_dir,
     leave_run_directory,
+    made_by_launcher,
     remove_run_directory,
     siblings_directory,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "create_session_socket_dir",
     "is_worker_id",
     "leave_run_directory",
+    "made_by_launcher",
     "new_worker_id",
     "remove_run_directory",
     "run_in_forked_child",

@@ -86,7 +86,7 @@ def siblings_directory(settings: str) -> str:
     Raises:
         RunDirectoryError: as `create_session_socket_dir`.
     """
-    if os.environ.get(SESSION_SOCKET_DIR_ENV) or not _made_by_launcher():
+    if os.environ.get(SESSION_SOCKET_DIR_ENV) or not made_by_launcher():
         return create_session_socket_dir()
     parent = os.getppid()
     facts = (os.getuid(), boot_id(), _pid_namespace(), parent, _stat_fields(parent)[19:20], sys.argv, settings)
@@ -200,7 +200,8 @@ def _any_socket_accepts(path: str) -> bool:
     return False
 
 
-def _made_by_launcher() -> bool:
+def made_by_launcher() -> bool:
+    """Whether a launcher of workers made this process, so that it may have siblings that serve the same app."""
     if multiprocessing.parent_process() is not None:
         return True
     try:

@@ -22,6 +22,7 @@ from uvicorn.middleware.asgi2 import ASGI2Middleware
 from uvicorn.middleware.wsgi import WSGIMiddleware  # type: ignore[attr-defined]  # chosen there at import, so not re-exported
 
 from homing.errors import StartupError
+from homing.routing.options import RoutingOptions
 from homing.types import ASGIApp
 
 logger = logging.getLogger(__name__)
@@ -84,14 +85,29 @@ def load(app: object, *, factory: bool, interface: Interface, host: str) -> Load
 
 def is_routed(app: object) -> bool:
     """Whether homing's router is the app, or is wrapped by it where the wrapper keeps what it wraps in `.app`."""
+    return _routed_part(app) is not None
+
+
+def tell_routing(app: object, options: RoutingOptions) -> None:
+    """Tell an app that routes itself how its server runs: the run directory, the number of workers, and its limits.
+
+    Only an app that asks for it, by a method `use_routing_options`, is told; called once, before the app starts.
+    """
+    routed = _routed_part(app)
+    use = getattr(routed, "use_routing_options", None)
+    if callable(use):
+        use(options)
+
+
+def _routed_part(app: object) -> object | None:
     for _ in range(_MAX_WRAPPERS):
         if getattr(app, "homing_routed", False) is True:
-            return True
+            return app
         inner = getattr(app, "app", None)
         if inner is None:
-            return False
+            return None
         app = inner
-    return False
+    return None
 
 
 def _import(name: str) -> object:

@@ -24,7 +24,7 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing import build
 from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
-from homing.runtime.application import LoadedApp, load
+from homing.runtime.application import LoadedApp, load, tell_routing
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
 
@@ -99,6 +99,8 @@ class RunConfig(Config):
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
             # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
             os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
+        if loaded.routed and self.routing is not None:
+            tell_routing(loaded.app, self.routing)
         if self.routing is None or loaded.routed:
             return loaded.app
         if self.routing.tells_sessions:
@@ -222,5 +224,5 @@ def _no_sessions_line(workers: int, mcp: bool) -> str:
     return (
         f"{workers} workers need to know which session a request names: add --session header:NAME, cookie:NAME, "
         "signed-cookie:NAME:KEY (with --secret-env), query:NAME, path:/sessions/{session}, body:FIELD@/route or "
-        "mcp-handle:NAME, or --preset mcp for an MCP server; --no-sessions runs without"
+        "mcp-handle:NAME, or --preset mcp for an MCP server, engineio for Socket.IO, gradio for Gradio; --no-sessions runs without"
     )

@@ -291,11 +291,11 @@ class Supervisor(Multiprocess):
         if not self._to_restart:
             return
         slot = self._to_restart[0]
+        if slot not in self._slots:  # SIGTTOU took it away meanwhile
+            self._restarted()
+            return
         if self._retiring or slot.worker is None:
             return  # one at a time: memory for one more worker, not for twice as many
-        if slot not in self._slots:
-            self._to_restart.pop(0)
-            return
         if slot.replacement is None:
             slot.replacement = self._start_worker()
             return
@@ -303,9 +303,7 @@ class Supervisor(Multiprocess):
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
             self._retire(old)
-            self._to_restart.pop(0)
-            if not self._to_restart:
-                logger.info("all %d workers were restarted", len(self._slots))
+            self._restarted()
         elif new.exit_code is not None:
             new.listen()
             line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
@@ -313,6 +311,12 @@ class Supervisor(Multiprocess):
             new.close()
             slot.replacement = None
             self._to_restart.clear()
+
+    def _restarted(self) -> None:
+        """The first of the slots to restart is done with."""
+        self._to_restart.pop(0)
+        if not self._to_restart:
+            logger.info("all %d workers were restarted", len(self._slots))
 
     def _retire(self, worker: Worker) -> None:
         logger.info("worker [%d] stops; its sessions end with it", worker.pid)

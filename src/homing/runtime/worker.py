@@ -27,6 +27,7 @@ from uvicorn.server import Server
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.rundir import close_after_fork
 from homing.runtime.config import RunConfig, address_line
+from homing.runtime.secret import keep_server_secret
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class WorkerMain:
         self._connection = connection
 
     def __call__(self, sockets: list[socket] | None = None) -> None:
+        keep_server_secret()
         link = SupervisorLink(self._connection)
         for listener in sockets or ():
             close_after_fork(listener)  # else the port stays taken for as long as a child of the app lives

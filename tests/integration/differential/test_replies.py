@@ -196,6 +196,31 @@ def test_scenario_25_header_bytes_outside_ascii(pair: Pair, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    "header",
+    [
+        (b"x-split", b"a\r\nset-cookie: forged=1"),
+        (b"x-split", b"a\nset-cookie: forged=1"),
+        (b"x-nul", b"a\x00b"),
+        (b"x\r\nset-cookie", b"forged=1"),
+        (b"x y", b"a space in a name"),
+    ],
+    ids=["crlf", "lf", "nul", "name", "space"],
+)
+def test_a_header_that_no_server_sends_is_judged_alike(pair: Pair, run: Run, header: tuple[bytes, bytes]) -> None:
+    """By the server that has accepted the request, which raises: the client gets the same bytes."""
+
+    async def play(column: Column) -> Seen:
+        column.script(respond(200, [(b"x-before", b"1"), header]))
+        async with column.connect() as wire:
+            await wire.send(column.request())
+            reply = await wire.reply()
+            assert b"forged" not in reply.head
+            return {"reply": of_reply(reply)}
+
+    run(differ(pair, play))
+
+
+@pytest.mark.parametrize(
     ("method", "script"),
     [
         ("HEAD", [start(headers=[(b"content-length", b"5")]), body()]),

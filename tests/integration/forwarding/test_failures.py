@@ -37,7 +37,7 @@ from homing.errors import (
 )
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.frames import BODY, END, LAST, MINE, MINE_FIRST, NOT_MINE, RAISED, START, WHOLE, frame
+from homing.forwarding.frames import BODY, BUSY, END, LAST, MINE, MINE_FIRST, NOT_MINE, RAISED, START, WHOLE, frame
 from homing.types import Reason
 
 HEAD = msgspec.msgpack.encode((200, [(b"a", b"b")]))
@@ -104,6 +104,31 @@ def test_a_worker_without_descriptors_is_busy_and_recovers(run: Run) -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 spare.close()
             assert await forward(forwarder, Server())
+
+    run(test())
+
+
+def test_an_owner_without_descriptors_is_busy_and_the_request_is_given_again(run: Run) -> None:
+    async def test() -> None:
+        async with raw_owner() as (forwarder, owner), asyncio.TaskGroup() as tasks:
+
+            async def turn_away() -> None:
+                for _ in range(2):
+                    peer = await owner.accept()
+                    # Once something has arrived, as the receiver does it.
+                    await asyncio.get_running_loop().sock_recv(peer.socket, 1)
+                    await peer.write(frame(BUSY))
+                    peer.close()
+
+            tasks.create_task(turn_away())
+            server = Server(request_event(b"body"))
+            receive = replayable(server.receive)
+            with pytest.raises(OwnerBusyError):
+                await forwarder.forward(OWNER, Reason.OWNED, (), post_scope(4), receive, server.send)
+            assert await receive() == request_event(b"body")
+            with pytest.raises(OwnerBusyError):
+                await forwarder.ask(OWNER, "session", "key", ASKER)
+            assert not server.sent
 
     run(test())
 

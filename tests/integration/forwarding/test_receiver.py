@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import resource
 import socket
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,6 +35,7 @@ from homing.forwarding.frames import (
     ASK,
     BODY_NONE,
     BODY_WHOLE,
+    BUSY,
     END,
     GONE,
     LAST,
@@ -440,6 +443,90 @@ def test_a_worker_that_has_no_descriptor_left_takes_the_request_once_it_has(
 
     run(test())
     assert "cannot take a connection" in caplog.text
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_one = os.dup(0)
+    os.close(next_one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_those_for_whom_there_is_no_descriptor_are_told_that_the_worker_is_busy(run: Run) -> None:
+    ran: list[object] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        ran.append(scope["path"])
+        await ok(scope, receive, send)
+
+    async def test() -> None:
+        async with raw_forwarder(app) as (receiver, idle):
+            idle.close()
+            for _ in range(2):  # twice: the descriptor that is kept for this is there again
+                turned = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+                with no_descriptors():
+                    peers = []
+                    for connecting in turned:
+                        connecting.connect(receiver.listener.getsockname())
+                        connecting.setblocking(False)
+                        peers.append(Peer(connecting))
+                        await peers[-1].write(GET)
+                    for peer in peers:
+                        kind, _, _ = await peer.read_frame()
+                        assert kind == BUSY
+                        assert await peer.ended()
+                        peer.close()
+                assert not ran
+            assert receiver.counters.turned_away == 6
+            peer = await connect(receiver.listener.getsockname())
+            await peer.write(GET)
+            assert await peer.read_frame()
+            assert len(ran) == 1
+            peer.close()
+
+    run(test())
+
+
+class Watched(set[Any]):
+    """Says when something is added."""
+
+    def __init__(self, added: asyncio.Event) -> None:
+        super().__init__()
+        self._added = added
+
+    def add(self, item: Any) -> None:
+        super().add(item)
+        self._added.set()
+
+
+def test_one_that_is_turned_away_and_has_sent_nothing_is_served_later(run: Run) -> None:
+    """Its write must not fail: it would take that for death."""
+
+    async def test() -> None:
+        async with raw_forwarder(ok) as (receiver, idle):
+            idle.close()
+            late, quick = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+            with no_descriptors():
+                late.connect(receiver.listener.getsockname())
+                late.setblocking(False)
+                quick.connect(receiver.listener.getsockname())
+                quick.setblocking(False)
+                taken = asyncio.Event()
+                receiver.connections = Watched(taken)
+                await taken.wait()
+            one, other = Peer(late), Peer(quick)
+            for peer in (one, other):
+                await peer.write(GET)
+                assert (await peer.read_frame())[0] != BUSY
+                peer.close()
+
+    run(test())
 
 
 def test_each_request_runs_in_a_copy_of_the_given_context(run: Run) -> None:

@@ -62,10 +62,11 @@ def test_a_session_stays_whole_from_initialize_to_delete(server: Served, client:
 def test_fifty_clients_at_once(server: Served, client: Driver) -> None:
     tally = client.run(server, "--clients", "50", "--calls", "1")
     check(tally, clients=50, calls=1)
-    if len(tally["pids"]) == 1:
-        pytest.skip(
-            "all was right, but one worker took every session, as a shared socket may have it: nothing is shown"
-        )
+    pids = set(tally["pids"])
+    while len(pids) == 1:  # all was right, and nothing is shown: which worker takes a connection is the kernel's choice
+        tally = client.run(server, "--clients", "50", "--calls", "1")
+        check(tally, clients=50, calls=1)
+        pids |= set(tally["pids"])
 
 
 def test_a_killed_workers_session_is_gone_within_a_second_and_new_ones_work(server: Served, client: Driver) -> None:

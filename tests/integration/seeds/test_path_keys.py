@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.seed_servers import SeedServer, SeedWorker, cookie, set_cookies
+from tests.support.seed_servers import SeedServer, SeedWorker, cookie, seed_server, set_cookies
 
 from homing.types import SessionId
 
@@ -101,15 +101,38 @@ async def test_two_starts_of_one_rollout_at_once_run_at_one_worker(agents: SeedS
         assert len({each.json()["worker"] for each in replies}) == 1
 
 
-async def test_a_start_whose_path_key_a_dead_worker_owns_is_gone(agents: SeedServer) -> None:
+async def test_a_start_takes_the_path_key_of_a_dead_worker(agents: SeedServer) -> None:
     gone, here = agents.workers
     await gone.post("/v1/agent_sessions", seed("a"))
     await agents.stop_worker(gone)
-    reply = await here.post("/v1/agent_sessions", seed("b"))
-    assert (reply.status_code, reply.headers["homing-error"]) == (410, "session_gone")
-    assert here.owner("b") is None
+    # The attempt that ran there is lost, and a stop of it is told so; the next attempt is not lost with it.
     reply = await here.post("/rollouts/x/stop", {})
-    assert reply.status_code == 410
+    assert (reply.status_code, reply.headers["homing-error"]) == (410, "session_gone")
+    reply = await here.post("/v1/agent_sessions", seed("b"))
+    assert reply.status_code == 200, reply.text
+    assert key_owner(here) == here.id
+    assert await stop(here) == {"worker": here.id, "stopped": True}
+    await here.post("/v1/agent_sessions/close", seed("b"))
+    assert key_owner(here) is None
+
+
+async def test_of_several_starts_one_takes_the_path_key_of_a_dead_worker(run_directory: str) -> None:
+    async with seed_server("agent", directory=run_directory, count=3) as agents:
+        await _take_at_once(agents)
+
+
+async def _take_at_once(agents: SeedServer) -> None:
+    gone, *live = agents.workers
+    for number in range(20):
+        await gone.post("/v1/agent_sessions", seed(f"first-{number}", f"r{number}"))
+    await agents.stop_worker(gone)
+    for number in range(20):
+        replies = await asyncio.gather(
+            *(w.post("/v1/agent_sessions", seed(f"{number}-{place}", f"r{number}")) for place, w in enumerate(live))
+        )
+        assert {each.status_code for each in replies} == {200}
+        assert len({each.json()["worker"] for each in replies}) == 1
+        assert key_owner(live[0], f"r{number}") == replies[0].json()["worker"]
 
 
 async def test_a_session_id_that_looks_like_a_path_key_is_none(agents: SeedServer) -> None:

@@ -66,6 +66,23 @@ async def test_row_2_a_token_names_the_session_elsewhere_where_no_cookie_does(re
     assert reply.json() == {"worker": owner.id, "count": 1}
 
 
+async def test_a_token_of_a_closed_session_reaches_the_worker_that_knows(resources: SeedServer) -> None:
+    """It has no date: once its session has ended, it is worth what that session's cookie is."""
+    owner, other = resources.workers
+    signed = await seeded(resources, "s1")
+    assert (await other.post("/close_session", {"resources_session_id": "s1"})).status_code == 200
+    answers = [
+        (reply.status_code, reply.json())
+        for headers in (token("s1"), {})
+        for worker in (owner, other)
+        for reply in [await worker.post("/increment_counter", {}, headers=headers, cookie=None if headers else signed)]
+    ]
+    assert [answer == answers[0] for answer in answers] == [True] * 4, answers
+    assert answers[0][1]["worker"] == owner.id
+    assert "count" not in answers[0][1]
+    assert (len(owner.resources.sessions), len(other.resources.sessions)) == (0, 0)
+
+
 @pytest.mark.parametrize("route", ["/seed_session", "/close_session"])
 @pytest.mark.parametrize("prefix", PREFIXES)
 async def test_row_3_an_episodes_seed_and_close_are_named_by_their_body(

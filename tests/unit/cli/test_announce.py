@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homing.cli.announce import announce
 from homing.routing.options import RoutingOptions
+from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
 
 

@@ -1,8 +1,10 @@
-"""`docs/reference/options.md` says the same as the command line's own declarations, and as `homing.sticky`."""
+"""`docs/reference/` says the same as the command line's own declarations, as `homing.sticky`, and as the code's answers,
+sources and presets."""
 
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 
 import click
@@ -11,9 +13,11 @@ from tests.support.running import ROOT
 import homing
 from homing.cli.run import run
 from homing.errors import ReplyError
+from homing.identity import PRESETS, parse_source
 from homing.types import SESSION, key_digest, session_tag
 
-PAGE = ROOT / "docs" / "reference" / "options.md"
+REFERENCE = ROOT / "docs" / "reference"
+PAGE = REFERENCE / "options.md"
 
 
 def row(option: click.Option) -> str:
@@ -47,7 +51,9 @@ def test_every_setting_of_sticky_is_in_the_table() -> None:
 
 
 def test_the_table_of_answers_has_each_code_with_its_status() -> None:
-    shown = re.findall(r"^\| (?!`--).* \| (\d{3})(?:, [^|]*)? \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE)
+    shown = re.findall(
+        r"^\| (?!`--).* \| (\d{3})(?:, [^|]*)? \| `(\w+)` \|$", (REFERENCE / "answers.md").read_text(), re.MULTILINE
+    )
     assert sorted(shown) == sorted((str(error.status), error.code) for error in replies())
 
 
@@ -67,3 +73,43 @@ def replies() -> list[type[ReplyError]]:
         if each is not ReplyError and "code" in vars(each):
             found.append(each)
     return found
+
+
+def test_the_table_of_sources_says_the_same_in_every_column() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+:[^`]+)` \| `([^`]+)` \| [^|]+ \| ([^|]+) \|$",
+        (REFERENCE / "sources.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(rows) == 7
+    for spec, in_code, learned in rows:
+        source = parse_source(spec, secret="SECRET")
+        assert source == eval(in_code, {"homing": homing})
+        assert source.learns is (learned != "–")
+
+
+def test_the_table_of_presets_is_what_they_are() -> None:
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (REFERENCE / "presets.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    names = [cell.strip("`") for cell in table[0][1:]]
+    assert names == ["mcp", "engineio", "gradio"]
+    assert sorted(names) == sorted(PRESETS)
+    rows = {row[0]: dict(zip(names, row[1:], strict=True)) for row in table[2:]}
+    for name in names:
+        preset = PRESETS[name]
+        assert rows["*gone*"][name].startswith(f"{preset.gone_status}")
+        assert ("before" in rows["asked"][name]) is preset.first
+        assert (rows["nobody owns it"][name] == "*gone*") is (preset.unowned == "refuse")
+        assert (rows["ended by"][name] != "–") is bool(preset.ends or preset.method_ends)
+        assert rows["kept without a request for"][name].startswith("`--idle`") is (preset.idle_seconds is None)
+
+
+def test_the_api_page_has_every_public_name_once() -> None:
+    """Where a public name is also a module's, the page gives the path to what the name stands for."""
+    shown = re.findall(r"^::: (homing\.[\w.]+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
+    for path in shown:
+        assert pkgutil.resolve_name(path) is getattr(homing, path.rpartition(".")[2]), path
+    assert sorted(path.rpartition(".")[2] for path in shown) == sorted(homing.__all__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -214,6 +215,72 @@ async def test_on_a_full_disk_new_sessions_fail_and_those_there_are_go_on(tiny: 
     owners.release("session 0")
     assert owners.acquire("after relief") == owners.worker_id
     await owners.aclose()
+
+
+WITHOUT_PERMISSION = """
+import asyncio, os, tempfile
+from homing.directory import SessionOwners
+from homing.errors import DirectoryError
+from homing.rundir import SESSION_OWNERS_DIR, boot_id, new_worker_id
+
+boot_id()  # reads with a codec, which another user may have no way to load
+if os.geteuid() == 0:  # who may write everywhere
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+path = tempfile.mkdtemp(prefix="homing-test-")
+records = os.path.join(path, SESSION_OWNERS_DIR)
+held = True
+
+async def main():
+    global held
+    owners, other = (SessionOwners(path, new_worker_id(), lambda session_id: held) for _ in range(2))
+    for session in ("one", "two"):
+        assert owners.acquire(session) == owners.worker_id
+    os.chmod(records, 0o500)  # to be read, and not to be written
+    for each in (owners, other):
+        try:
+            each.acquire("new")
+        except DirectoryError:
+            pass
+        else:
+            raise AssertionError("acquired without permission")
+        assert each.owner("one") == owners.worker_id and each.owner("new") is None
+    with owners.serving("one"):
+        pass
+    held = False
+    owners.release("one")
+    assert other.owner("one") == owners.worker_id  # pending: its record is still there
+    os.chmod(records, 0o000)  # nor to be read
+    for each in (owners, other):
+        try:
+            each.owner("two")
+        except DirectoryError:
+            pass
+        else:
+            raise AssertionError("looked up without permission")
+    os.chmod(records, 0o700)
+    owners.release_pending()
+    assert other.owner("one") is None and other.owner("two") == owners.worker_id
+    await owners.aclose()
+    await other.aclose()
+
+try:
+    asyncio.run(main())
+    print("done")
+finally:
+    for directory, _, files in os.walk(path, topdown=False):
+        for name in files:
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+"""
+
+
+async def test_without_permission_new_sessions_fail_and_those_there_are_go_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PERMISSION], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 async def test_closed_owners_look_nowhere_else(world: FileWorld, here: Worker) -> None:

@@ -20,14 +20,15 @@ def named(scope: object) -> Named:
 
 
 def test_an_unknown_preset_is_refused_by_a_line_that_lists_the_known_ones() -> None:
-    for name in ("engineio", "gradio", ""):
-        with pytest.raises(ConfigurationError, match="write one of: mcp"):
+    for name in ("engine.io", "Gradio", ""):
+        with pytest.raises(ConfigurationError, match="write one of: engineio, gradio, mcp"):
             preset(name)
     assert preset("mcp") is PRESETS["mcp"]
 
 
-def test_a_preset_crosses_to_a_worker() -> None:
-    assert pickle.loads(pickle.dumps(PRESETS["mcp"])) == PRESETS["mcp"]
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_crosses_to_a_worker(name: str) -> None:
+    assert pickle.loads(pickle.dumps(PRESETS[name])) == PRESETS[name]
 
 
 def test_the_mcp_session_header_names_the_session_on_any_path_and_method() -> None:
@@ -105,7 +106,9 @@ def test_gone_is_answered_as_the_official_sdk_answers_an_unknown_session() -> No
     assert PRESETS["mcp"].gone_status == 404
     reply = PRESETS["mcp"].gone_reply
     assert reply is not None
-    status, headers, body = reply(request("POST", "/mcp", [("mcp-session-id", "m1")]))
+    answered = reply(request("POST", "/mcp", [("mcp-session-id", "m1")]))
+    assert answered is not None
+    status, headers, body = answered
     assert status == 404
     assert dict(headers)[b"content-type"] == b"application/json"
     assert dict(headers)[b"content-length"] == str(len(body)).encode()
@@ -114,7 +117,9 @@ def test_gone_is_answered_as_the_official_sdk_answers_an_unknown_session() -> No
         "id": None,
         "error": {"code": -32600, "message": "Session not found"},
     }
-    status, headers, body = reply(request("POST", "/messages/", query=b"session_id=" + ID.encode()))
+    answered = reply(request("POST", "/messages/", query=b"session_id=" + ID.encode()))
+    assert answered is not None
+    status, headers, body = answered
     assert (status, body) == (404, b"Could not find session")
 
 

@@ -96,6 +96,11 @@ def test_gone_has_the_shape_of_its_protocol_and_names_its_code_all_the_same() ->
     assert json.loads(answered(SessionMovingError(), http(), gone_reply=shape)[1]["body"])["error"]
 
 
+def test_gone_has_homing_s_own_shape_for_a_request_that_is_not_of_the_protocol() -> None:
+    start, body = answered(SessionGoneError(), http(), gone_reply=lambda scope: None)
+    assert (start["status"], json.loads(body["body"])["error"]["code"]) == (410, "session_gone")
+
+
 def test_a_websocket_gets_the_same_reply_as_a_denial() -> None:
     start, body = answered(SessionGoneError(), DENIAL)
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 410)

@@ -9,6 +9,7 @@ import pytest
 import homing
 from homing.identity import Named
 from homing.routes import Routes
+from homing.routing.options import RoutingOptions
 from homing.routing.unnamed import UnnamedStarts
 from homing.types import SessionId
 
@@ -29,6 +30,32 @@ def test_an_ended_session_is_kept_for_the_close_retry_window() -> None:
     router.lifetimes.ended("ended")
     assert router.lifetimes.sweep() == []
     assert router.lifetimes.holds("ended")
+
+
+def test_a_connection_of_engineio_is_kept_for_minutes_unless_other_sessions_are_kept_beside_it() -> None:
+    """One that lives always has a request in flight; a visitor's basket has not."""
+    assert RoutingOptions(preset="engineio").checked().idle_seconds == 300
+    assert RoutingOptions(preset="engineio", idle_seconds=60).checked().idle_seconds == 60
+    assert RoutingOptions(preset="engineio", sessions=("cookie:visitor",)).checked().idle_seconds == 86_400
+    assert RoutingOptions(preset="mcp").checked().idle_seconds == 86_400
+
+
+@pytest.mark.parametrize(
+    ("options", "adopts"),
+    [
+        (RoutingOptions(preset="mcp"), False),
+        (RoutingOptions(preset="engineio"), True),
+        (RoutingOptions(preset="gradio", sessions=("cookie:visitor",)), True),
+        (RoutingOptions(preset="gradio", starts=("POST /sessions",)), False),
+        (RoutingOptions(preset="mcp", unowned="adopt"), True),
+        (RoutingOptions(preset="gradio", unowned="refuse"), False),
+    ],
+    ids=repr,
+)
+def test_a_preset_says_what_becomes_of_a_session_that_nobody_owns_unless_something_else_does(
+    options: RoutingOptions, adopts: bool
+) -> None:
+    assert options.checked().adopts is adopts
 
 
 def test_without_a_way_to_tell_sessions_it_is_refused() -> None:

@@ -1,0 +1,1 @@
+"""What do episodes look like through four servers of several workers each? `homing rl demo` shows it."""

@@ -1,0 +1,114 @@
+"""Episodes through four servers of several workers each, with a new connection for every call, and with workers killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.episode_servers import WINDOW_SECONDS, episode_servers, live_records, url_of
+from tests.support.running import Running
+
+from homing.rl.demo.task import demo_task, demo_task_line
+from homing.rl.rollouts.collector import Collector, Counts
+from homing.rl.rollouts.results import ResultsFile, whole_results
+from homing.rl.rollouts.summary import Summary
+from homing.rl.rollouts.tasks import read_tasks
+
+SERVERS = ("model", "resources", "agent", "environment")
+BROKEN = {"session_lost", "connection_error", "server_unavailable"}
+"""What an episode may be told whose worker was killed: the first if its session died with it, else what a call met."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, Running]]:
+    with episode_servers(dict.fromkeys(SERVERS, 4)) as started:
+        yield started
+        for server in reversed(started.values()):
+            assert server.stop() == 0, server.log
+
+
+def collect(
+    servers: dict[str, Running],
+    path: Path,
+    count: int,
+    *,
+    concurrency: int,
+    attempts: int = 1,
+    changed: Callable[[Counts], None] = lambda _: None,
+) -> tuple[Summary, Path]:
+    tasks, out = path / "demo.jsonl", path / "out.jsonl"
+    tasks.write_text("".join(demo_task_line(number) for number in range(count)))
+    with ResultsFile(out) as results:
+        collector = Collector(
+            url_of(servers["environment"]),
+            read_tasks(tasks),
+            results,
+            concurrency=concurrency,
+            attempts=attempts,
+            changed=lambda: changed(collector.counts),
+            new_connection_per_call=True,
+        )
+        summary = asyncio.run(collector.collect())
+    return summary, out
+
+
+def see_every_verdict_right(out: Path, count: int) -> None:
+    """Each rollout has one final line, and its reward is the task's."""
+    finals = {line["task_id"]["task_id"]: line for line in whole_results(out) if line["final"]}
+    assert len(finals) == count
+    for number in range(count):
+        task_id, _, reward = demo_task(number)
+        line = finals[task_id]
+        assert (line["mask_sample"], line["reward"]) == (False, reward), line
+
+
+def see_everything_gone(servers: dict[str, Running]) -> None:
+    """No session, receipt, fence or path key of a worker that lives is left once the windows have passed."""
+    deadline = time.monotonic() + WINDOW_SECONDS + 60
+    for name in ("resources", "agent"):
+        while left := live_records(servers[name]):
+            assert time.monotonic() < deadline, f"{name}: {len(left)} records are left"
+            time.sleep(0.2)  # other processes' files: there is no event to wait for
+
+
+def test_five_hundred_episodes_at_once_and_every_verdict_is_right(servers: dict[str, Running], tmp_path: Path) -> None:
+    summary, out = collect(servers, tmp_path, 500, concurrency=64)
+    see_every_verdict_right(out, 500)
+    assert (summary.valid, summary.masked, summary.episodes) == (500, 0, 500)
+    assert summary.mean_reward == 0.8
+    see_everything_gone(servers)
+
+
+def test_episodes_whose_workers_are_killed_are_masked_as_lost_or_tried_again_and_right(
+    servers: dict[str, Running], tmp_path: Path
+) -> None:
+    count = 160
+    due = [count // 5, 2 * count // 5, 3 * count // 5]
+    killed: list[int] = []
+
+    def kill_some(counts: Counts) -> None:
+        if due and counts.done >= due[0]:
+            due.pop(0)
+            for name in ("resources", "agent"):
+                victim = random.choice(servers[name].workers())
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
+
+    summary, out = collect(servers, tmp_path, count, concurrency=32, attempts=8, changed=kill_some)
+    assert len(killed) == 6
+    lines = whole_results(out)
+    lost = [line for line in lines if line["mask_sample"]]
+    assert {line["mask_reason"] for line in lost} <= BROKEN, lost
+    assert any(line["mask_reason"] == "session_lost" for line in lost)
+    assert all(line["reward"] is None for line in lost)
+    see_every_verdict_right(out, count)
+    assert summary.retried == len(lost)
+    see_everything_gone(servers)

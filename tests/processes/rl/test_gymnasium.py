@@ -1,0 +1,344 @@
+"""Gymnasium environments on several workers, by `homing rl serve`, and their clients: the same as in process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.support import rl_envs
+from tests.support.running import HOMING, ROOT, Running, running
+
+from homing.rl import RemoteEnv, RemoteError, RemoteVectorEnv
+from homing.rl.calls import Caller
+
+WORKERS = 3
+SERVE = (*HOMING, "rl", "serve")
+
+
+@contextlib.contextmanager
+def served(*arguments: str, workers: int = WORKERS) -> Iterator[Running]:
+    with running(*arguments, "--workers", str(workers), cwd=ROOT, command=SERVE) as server:
+        server.wait_for(f"all {workers} workers are ready" if workers > 1 else "startup complete")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cart_pole() -> Iterator[str]:
+    with served("CartPole-v1") as server:
+        yield f"http://127.0.0.1:{server.port}"
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def count() -> Iterator[Running]:
+    with served("tests.support.rl_envs:Count-v0", "--env-kwargs", '{"steps": 4}') as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def every() -> Iterator[str]:
+    with served("tests.support.rl_envs:Every-v0", workers=1) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+def url(server: Running) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def rolled_out(env: gymnasium.Env[Any, Any], seed: int, steps: int) -> list[Any]:
+    """What an environment gives for actions that the seed alone decides, through several episodes."""
+    env.action_space.seed(seed)
+    seen: list[Any] = [env.reset(seed=seed)]
+    for _ in range(steps):
+        stepped = env.step(env.action_space.sample())
+        seen.append(stepped)
+        if stepped[2] or stepped[3]:
+            seen.append(env.reset())
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:.*A Box observation space")  # its own, here or there
+def test_the_client_passes_gymnasiums_own_check(cart_pole: str) -> None:
+    with contextlib.closing(RemoteEnv(cart_pole)) as env:
+        check_env(env)
+
+
+def test_a_remote_environment_gives_what_a_local_one_gives_bit_for_bit(cart_pole: str) -> None:
+    def compare(seed: int) -> None:
+        remote, local = RemoteEnv(cart_pole), gymnasium.make("CartPole-v1")
+        with contextlib.closing(remote), contextlib.closing(local):
+            assert remote.observation_space == local.observation_space
+            assert remote.action_space == local.action_space
+            assert data_equivalence(rolled_out(remote, seed, 80), rolled_out(local, seed, 80), exact=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(compare, range(12)))
+
+
+def test_every_kind_of_space_is_carried_exactly(every: str) -> None:
+    remote, local = RemoteEnv(every), rl_envs.Every()
+    assert remote.observation_space == local.observation_space
+    assert list(remote.observation_space.spaces) == list(local.observation_space.spaces)
+    local.action_space.seed(5)
+    remote.reset(seed=1)
+    for _ in range(60):
+        action = local.action_space.sample()
+        action["box"][0, 0], action["box"][1, 1] = np.inf, -np.inf
+        action["bounded"][0] = np.nextafter(0.1, 1)
+        observation, _, terminated, _, info = remote.step(action)
+        assert data_equivalence(observation, plain(action), exact=True)
+        assert info["array"].dtype == np.int16
+        assert np.isnan(info["odd"])
+        if terminated:
+            remote.reset()
+    remote.close()
+
+
+def plain(value: Any) -> Any:
+    """As observations are: whole numbers of a Discrete space are Python's."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(plain(each) for each in value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def test_json_carries_the_same_with_words_for_what_json_has_not(every: str) -> None:
+    caller, local = Caller(every), rl_envs.Every()
+    caller.post("/reset", {"seed": 1, "options": {"a": [1, None]}})
+    codec = rl_codec()
+    for _ in range(3):
+        action = local.action_space.sample()
+        action["box"][0, 0] = -np.inf
+        content = codec.encode(action, binary=False)
+        answered = caller.post("/step", {"action": content}, headers={"x-ng-close-follows": "1"})
+        assert answered.content["observation"] == content
+        assert content["box"][0][0] == "-Infinity"
+        assert answered.content["info"]["odd"] == "NaN"
+        decoded = codec.decode(answered.content["observation"], inside="observation")
+        assert data_equivalence(decoded, plain(action), exact=True)
+    assert caller.post("/close_session").status == 200
+
+
+def rl_codec() -> Any:
+    from homing.rl.spaces import codec_for
+
+    return codec_for(rl_envs.every_space())
+
+
+def test_an_environment_stays_on_one_thread(every: str) -> None:
+    env = RemoteEnv(every)
+    threads = set()
+    for _ in range(5):
+        threads.add(env.reset()[1]["thread"])
+        threads.add(env.step(env.action_space.sample())[4]["thread"])
+    env.close()
+    assert len(threads) == 1
+
+
+def test_an_environment_with_another_space_is_refused_by_name() -> None:
+    with running("tests.support.rl_envs:Unservable-v0", cwd=ROOT, command=SERVE) as server:
+        assert server.wait() != 0
+        assert "the observation space of tests.support.rl_envs:Unservable-v0['bad'] is a Sequence" in server.log
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_vector_environment_gives_what_a_local_one_gives(cart_pole: str, mode: AutoresetMode, batch: bool) -> None:
+    number = 9
+    local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * number, autoreset_mode=mode)
+    remote = RemoteVectorEnv(cart_pole, number, autoreset_mode=mode, batch=batch)
+    with contextlib.closing(local), contextlib.closing(remote):
+        assert remote.observation_space == local.observation_space
+        assert remote.action_space == local.action_space
+        assert remote.metadata["autoreset_mode"] is mode
+        local.action_space.seed(7)
+        assert data_equivalence(remote.reset(seed=3), local.reset(seed=3), exact=True)
+        for _ in range(60):
+            actions = local.action_space.sample()
+            ours, theirs = remote.step(actions), local.step(actions)
+            assert data_equivalence(ours, theirs, exact=True)
+            over = theirs[2] | theirs[3]
+            if mode is AutoresetMode.DISABLED and over.any():
+                ours, theirs = (env.reset(options={"reset_mask": over}) for env in (remote, local))
+                assert data_equivalence(ours, theirs, exact=True)
+
+
+def test_a_terminal_step_ends_the_session_unless_a_close_follows(count: Running) -> None:
+    for headers, status in ({}, 404), ({"x-ng-close-follows": "1"}, 409):
+        caller = Caller(url(count))
+        assert caller.post("/reset").status == 200
+        steps = [caller.post("/step", {"action": 0}, headers=headers).content for _ in range(4)]
+        assert [each["observation"] for each in steps] == [[1.0], [2.0], [3.0], [4.0]]
+        assert [each["terminated"] for each in steps] == [False, False, False, True]
+        assert caller.post("/step", {"action": 0}).status == status
+        assert caller.post("/reset").status == 200
+        assert caller.post("/step", {"action": 1}).content["observation"] == [1.0]
+        assert caller.post("/close_session").status == 200
+        assert caller.post("/close_session").status == 200
+
+
+BAD_STEPS = [
+    (b"{", 422, "the body"),
+    (b"[1]", 422, "the body"),
+    (b'{"action": NaN}', 422, "the body"),
+    (b"{}", 422, "action"),
+    (b'{"action": 3}', 422, "action"),
+    (b'{"action": -1}', 422, "action"),
+    (b'{"action": 1.5}', 422, "action"),
+    (b'{"action": "1"}', 422, "action"),
+    (b'{"action": true}', 422, "action"),
+    (b'{"action": null}', 422, "action"),
+    (b'{"action": [1]}', 422, "action"),
+    (b'{"action": 99999999999999999999999}', 422, "action"),
+    (b'{"action": 1, "then_reset": 1}', 422, "then_reset"),
+    (b'{"action": 1, "x": "' + b"x" * (17 * 2**20) + b'"}', 413, "The body"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "named"), BAD_STEPS, ids=[repr(body[:30]) for body, _, _ in BAD_STEPS])
+def test_a_bad_step_is_refused_by_name_and_changes_nothing(
+    count: Running, body: bytes, status: int, named: str
+) -> None:
+    caller = Caller(url(count))
+    caller.post("/reset")
+    caller.post("/step", {"action": 0})
+    refused = caller.post("/step", raw=body)
+    assert refused.status == status, refused
+    assert refused.content["error"]["detail"].startswith(named)
+    assert caller.post("/step", {"action": 0}).content["observation"] == [2.0]
+    caller.post("/close_session")
+
+
+def test_a_step_before_a_reset_is_refused_and_leaves_no_cookie(count: Running) -> None:
+    refused = Caller(url(count)).post("/step", {"action": 0})
+    assert (refused.status, refused.code) == (404, "session_lost")
+    assert "reset it first" in refused.content["error"]["detail"]
+    assert "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**63}, {"options": [1]}])
+def test_a_bad_reset_is_refused_by_name(count: Running, body: dict[str, Any]) -> None:
+    caller = Caller(url(count))
+    refused = caller.post("/reset", body)
+    assert refused.status == 422
+    assert refused.content["error"]["fields"][0]["field"] == next(iter(body))
+    assert not caller.cookies
+
+
+def test_an_environment_that_fails_can_only_be_reset(count: Running) -> None:
+    caller = Caller(url(count))
+    failed = caller.post("/reset", {"options": {"fail": True}})
+    assert (failed.status, failed.code) == (500, "environment_failed")
+    caller.post("/reset")
+    failed = caller.post("/step", {"action": 2})
+    assert (failed.status, failed.code) == (500, "environment_failed")
+    assert caller.post("/step", {"action": 0}).code == "episode_over"
+    assert caller.post("/reset").status == 200
+    assert caller.post("/step", {"action": 0}).content["observation"] == [1.0]
+    caller.post("/close_session")
+
+
+def test_a_batch_answers_each_item_and_runs_what_is_there(count: Running) -> None:
+    here, there = Caller(url(count)), Caller(url(count))
+    reset = here.post("/reset")
+    owner = {"x-ng-session-owner": reset.headers["x-ng-session-owner"]}
+    while (elsewhere := there.post("/reset")).headers["x-ng-session-owner"] == owner["x-ng-session-owner"]:
+        there.post("/close_session")
+        there.cookies.clear()
+    mine, other = reset.content["session_id"], elsewhere.content["session_id"]
+    items = [
+        {"session_id": mine, "action": 1},
+        {"session_id": other, "action": 1},
+        {"session_id": mine, "action": 7},
+        {"session_id": "nobody's", "action": 1},
+        {"session_id": mine, "action": 1},
+        {"action": 1},
+        {"session_id": mine, "reset": {"seed": -1}},
+        {"session_id": mine, "reset": {}},
+        {"session_id": mine, "action": 2},
+    ]
+    answers = Caller(url(count)).post("/batch", {"items": items}, headers=owner).content["items"]
+    found = [each.get("observation") or each["error"]["code"] for each in answers]
+    assert found == [
+        [1.0],
+        "not_here",
+        "invalid_request",
+        "not_here",
+        [2.0],
+        "invalid_request",
+        "invalid_request",
+        [0.0],
+        "environment_failed",
+    ]
+    assert "items.5.session_id" in answers[5]["error"]["detail"]
+    assert "items.6.reset.seed" in answers[6]["error"]["detail"]
+    assert there.post("/step", {"action": 1}).content["observation"] == [1.0]
+    gone = Caller(url(count)).post("/batch", {"items": items}, headers={"x-ng-session-owner": "0" * 32})
+    assert gone.status == 410
+    for caller in (here, there):
+        caller.post("/close_session")
+
+
+def test_a_lost_worker_is_told_and_a_reset_goes_on() -> None:
+    with served("tests.support.rl_envs:Count-v0", workers=2) as server:
+        env, many = RemoteEnv(url(server)), RemoteVectorEnv(url(server), 8)
+        pid = env.reset()[1]["pid"]
+        many.reset()
+        many.step(np.ones(8, dtype=np.int64))
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for(rf"worker \[{pid}\] exited")
+        with pytest.raises(RemoteError) as lost:
+            env.step(1)
+        assert (lost.value.status, lost.value.code) == (410, "session_gone")
+        with pytest.raises(RemoteError) as lost:
+            many.step(np.ones(8, dtype=np.int64))
+        assert lost.value.status == 410
+        assert env.reset()[1]["pid"] != pid
+        assert env.step(1)[0] == 1.0
+        many.reset()
+        observations = many.step(np.ones(8, dtype=np.int64))[0]
+        assert observations.tolist() == [[1.0]] * 8
+        env.close()
+        many.close()
+        assert server.stop() == 0
+
+
+def test_a_server_of_one_worker_does_the_same() -> None:
+    with served("CartPole-v1", workers=1) as server:
+        local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
+        remote = RemoteVectorEnv(url(server), 4)
+        assert data_equivalence(remote.reset(seed=1), local.reset(seed=1), exact=True)
+        for _ in range(30):
+            actions = local.action_space.sample()
+            assert data_equivalence(remote.step(actions), local.step(actions), exact=True)
+        remote.close()
+        local.close()
+
+
+def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
+    caller = Caller(url(count))
+    caller.post("/reset", {"options": {"failing_closes": 1}})
+    failed = caller.post("/close_session")
+    assert (failed.status, failed.code) == (503, "release_failed")
+    assert caller.post("/step", {"action": 0}).code == "session_closing"
+    assert caller.post("/close_session").status == 200
+    assert caller.post("/step", {"action": 0}).code == "session_lost"
+
+
+def test_open_environments_are_closed_as_the_server_stops() -> None:
+    with served("tests.support.rl_envs:Count-v0", workers=1) as server:
+        Caller(url(server)).post("/reset")
+        Caller(url(server)).post("/reset", {"options": {"failing_closes": 9}})
+        server.stop()
+        assert len(server.find("was not released")) == 1
