@@ -39,21 +39,23 @@ class Bug:
         name: What is wrong once it is planted.
         promise: P1 to P6 of `docs/design/protocol.md`, or `answers` for its table of answers.
         tests: Node IDs; at least one of them has to fail.
+        rule: The rule of a model that it leaves out, as `model.RULE`; empty: none.
     """
 
     name: str
     promise: str
     changes: tuple[Change, ...]
     tests: tuple[str, ...]
+    rule: str = ""
 
 
 RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
 OWNERS: Final = "tests/contract/test_owners.py"
 FAILURES: Final = "tests/integration/forwarding/test_failures.py"
 
-_DIRECTORY: Final = "src/homing/directory"
-_FORWARDING: Final = "src/homing/forwarding"
-_ROUTING: Final = "src/homing/routing"
+DIRECTORY: Final = "src/homing/directory"
+FORWARDING: Final = "src/homing/forwarding"
+ROUTING: Final = "src/homing/routing"
 
 BUGS: Final = (
     Bug(
@@ -61,7 +63,7 @@ BUGS: Final = (
         "P1, P2",
         (
             Change(
-                f"{_ROUTING}/middleware.py",
+                f"{ROUTING}/middleware.py",
                 "                request = None if self.policy.scatter else enter_here(worker, named)\n",
                 "                request = None if self.policy.scatter else enter_here(worker, named)\n"
                 "                if request is None and hop is not None and hop.reason is Reason.OWNED:\n"
@@ -75,14 +77,14 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_ROUTING}/route.py",
+                f"{ROUTING}/route.py",
                 "                    placed_at = self._acquire(request, session_id)\n"
                 "                    if placed_at == worker.id:\n"
                 "                        return request\n",
                 "                    return request\n                    placed_at = None\n",
             ),
             Change(
-                f"{_ROUTING}/request.py",
+                f"{ROUTING}/request.py",
                 "        entry = self._entry\n        try:\n",
                 "        entry = self._entry\n"
                 "        if session_id is not None and entry is None:\n"
@@ -100,7 +102,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_DIRECTORY}/ownership.py",
+                f"{DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"
                 "        self._remove(entry)\n",
@@ -116,7 +118,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_DIRECTORY}/restores.py",
+                f"{DIRECTORY}/restores.py",
                 "        if not task.done():\n            raise SessionMovingError\n",
                 "        if not task.done():\n"
                 "            self._opened(self._entry(session_id, self._name(session_id)), restore)\n"
@@ -130,7 +132,7 @@ BUGS: Final = (
         "P4",
         (
             Change(
-                f"{_FORWARDING}/relay.py",
+                f"{FORWARDING}/relay.py",
                 "        failure = OwnerUnreachableError("
                 'f"worker {owner} was lost before it said whether the session is its own")\n',
                 "        failure = UndeliveredError("
@@ -147,7 +149,7 @@ BUGS: Final = (
         "answers",
         (
             Change(
-                f"{_FORWARDING}/pool.py",
+                f"{FORWARDING}/pool.py",
                 "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED):\n",
                 "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN):\n",
             ),
@@ -160,7 +162,7 @@ BUGS: Final = (
         "P1, P2",
         (
             Change(
-                f"{_DIRECTORY}/ownership.py",
+                f"{DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or not self._records.names_us(entry.name):\n",
                 "        if entry is None or not entry.owned:\n",
             ),
@@ -175,7 +177,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_DIRECTORY}/restores.py",
+                f"{DIRECTORY}/restores.py",
                 "            if self._records.read(entry.name) != text:\n",
                 "            if self._records.read(entry.name) is None:\n",
             ),
@@ -187,7 +189,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{_DIRECTORY}/gives.py",
+                f"{DIRECTORY}/gives.py",
                 "        self._forget(entry)\n        self._drop_state(entry)\n",
                 "        self._forget(entry)\n",
             ),
@@ -199,7 +201,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_DIRECTORY}/ownership.py",
+                f"{DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n",
                 "        if entry is None or not entry.owned or entry.taking or self._holds(session_id):\n",
             ),
@@ -211,7 +213,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{_ROUTING}/route.py",
+                f"{ROUTING}/route.py",
                 "            if records.owner(key) != owner:\n                return False\n",
                 "",
             ),
@@ -223,7 +225,7 @@ BUGS: Final = (
         "P3",
         (
             Change(
-                f"{_DIRECTORY}/ownership.py",
+                f"{DIRECTORY}/ownership.py",
                 "        entry.serving -= 1\n        # Of most",
                 "        # Of most",
             ),
@@ -235,7 +237,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{_ROUTING}/sweeper.py",
+                f"{ROUTING}/sweeper.py",
                 "            worker.lifetimes.postpone(lag)\n",
                 "            pass\n",
             ),
@@ -247,7 +249,7 @@ BUGS: Final = (
         "P3",
         (
             Change(
-                f"{_ROUTING}/sticky.py",
+                f"{ROUTING}/sticky.py",
                 "    window_seconds = min(checked.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)\n",
                 "    window_seconds = CLOSE_RETRY_WINDOW_SECONDS\n",
             ),
@@ -259,7 +261,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{_FORWARDING}/frames.py",
+                f"{FORWARDING}/frames.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": list(dict(start.headers).items())}\n',
@@ -272,7 +274,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{_FORWARDING}/frames.py",
+                f"{FORWARDING}/frames.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": [(name.lower(), value) for name, value in start.headers]}\n',
@@ -283,7 +285,7 @@ BUGS: Final = (
     Bug(
         "a WebSocket whose owner is lost is closed as if all were well (1000)",
         "answers",
-        (Change(f"{_FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
+        (Change(f"{FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
         (f"{FAILURES}::test_a_websockets_owner_lost",),
     ),
 )

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.planted.bugs import BUGS, Bug
+from tests.planted.bugs import Bug
+from tests.planted.model_bugs import ALL_BUGS
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = ROOT / "docs" / "design" / "planted-bugs.md"
@@ -27,7 +28,7 @@ COPIED: Final = ("src", "tests", "pyproject.toml")
 TESTS_FAILED: Final = 1
 """pytest's exit code when tests ran and failed; any other says that they did not run."""
 TEST_SECONDS: Final = 30
-RUN_SECONDS: Final = 300.0
+RUN_SECONDS: Final = 900.0
 
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 
@@ -131,7 +132,7 @@ def rows(bugs: Sequence[Bug], proved: str) -> list[str]:
 
 def write_table(proved: str) -> None:
     text = TABLE.read_text(encoding="utf-8")
-    table = "\n".join([_BEGIN, "", *rows(BUGS, proved), "", _END])
+    table = "\n".join([_BEGIN, "", *rows(ALL_BUGS, proved), "", _END])
     TABLE.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: table, text, flags=re.DOTALL), encoding="utf-8")
 
 
@@ -146,7 +147,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only bugs whose name has this text")
     parser.add_argument("--write", action="store_true", help="write the table, if every bug was caught")
     options = parser.parse_args()
-    bugs = [bug for bug in BUGS if options.only in bug.name]
+    bugs = [bug for bug in ALL_BUGS if options.only in bug.name]
     check_without_bugs(bugs)
     survivors = 0
     for number, bug in enumerate(bugs, 1):
@@ -156,7 +157,7 @@ def main() -> int:
         for test in bug.tests:
             print(f"            {test}", flush=True)
     print(f"{len(bugs) - survivors} of {len(bugs)} planted bugs were caught")
-    if options.write and not survivors and len(bugs) == len(BUGS):
+    if options.write and not survivors and len(bugs) == len(ALL_BUGS):
         write_table(commit())
     return 1 if survivors else 0
 

@@ -11,7 +11,9 @@ import atexit
 import functools
 import os
 import re
+import select
 import shutil
+import time
 from collections import Counter
 from typing import ClassVar
 
@@ -20,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from tests.support.owner_history import History
-from tests.support.owner_zygote import DiedError, ForkedWorker, StoppedError, Zygote
+from tests.support.owner_zygote import HANG_SECONDS, DiedError, ForkedWorker, StoppedError, Zygote
 from tests.support.worlds import make_run_directory
 
 from homing.directory.failpoints import POINTS
@@ -210,19 +212,20 @@ class OwnerHistories(RuleBasedStateMachine):
 
     def _settles(self) -> None:
         """P3: once everything has ended, records and memory agree, and nothing is counted, fenced or left."""
-        for worker in list(self.workers):
-            self._go_on(worker)
-        for _ in range(3):  # one that is about to die or stop at a failpoint does so, and goes on
+        waited_for: dict[ForkedWorker, int] = {}
+        deadline = time.monotonic() + HANG_SECONDS
+        while not all(worker in waited_for and worker.answered(waited_for[worker], 0) for worker in self.workers):
+            assert time.monotonic() < deadline, f"some of {[worker.id for worker in self.workers]} hang"
             for worker in list(self.workers):
-                if worker in self.workers:
-                    self._call(worker, "settle")
-                    self._go_on(worker)
-        while self.pending:
-            worker, number = self.pending.pop()
-            if worker in self.workers:
-                worker.answer(number)
+                if worker.stopped:  # it goes on, until it dies or stops at a failpoint once more
+                    worker.go_on()
+                if worker not in waited_for:
+                    waited_for[worker] = worker.send("settle")
+            select.select(self.workers, [], [], 0.05)
+            self._hear()
+        self._hear()
+        assert not self.pending
         self.requests.clear()
-        self._read_journal()
         records = {
             session: os.readlink(f"{self.path}/{SESSION_OWNERS_DIR}/{key_digest(SESSION, session)}").partition(".")[2]
             for session in SESSIONS

@@ -328,14 +328,13 @@ class _Worker:
 
         failpoints.on = {point: act}
 
-    async def settle(self) -> dict[str, Any]:
-        """Let everything under way end, all requests leave, and say what is left."""
+    async def settle(self) -> None:
+        """Let all requests leave, and everything under way end."""
         failpoints.on = None
         for number in list(self._inside):
             await self.leave(number, False)
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
-        return {}
 
     async def books(self) -> dict[str, Any]:
         """What this worker believes."""

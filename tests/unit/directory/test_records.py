@@ -149,6 +149,24 @@ async def test_a_session_whose_release_is_pending_is_not_given(world: FileWorld,
     assert here.owners.owner("s") is None
 
 
+async def test_a_give_that_fails_after_the_state_was_dropped_leaves_no_record(world: FileWorld, here: Worker) -> None:
+    other = world.worker()
+    here.held.add("s")
+    here.owners.acquire("s")
+
+    def lose_what_was_prepared() -> None:
+        for name in os.listdir(world.path):
+            if name.startswith(f".{here.id}."):
+                os.unlink(os.path.join(world.path, name))
+
+    with failpoint("give.before_rename", lose_what_was_prepared):
+        assert await here.owners.give("s", other.id, timeout_seconds=5) is Given.BUSY
+    # A record that named this worker would stand for a session without its state; without one the asker's restore opens it.
+    assert here.dropped == ["s"]
+    assert world.record("s") is None
+    assert not here.owners.mine("s")
+
+
 async def test_the_lock_file_is_never_removed_and_one_inode(world: FileWorld, here: Worker) -> None:
     other = world.worker()
     other.owners.acquire("s")
