@@ -515,6 +515,21 @@ SAME_RULES: Final = {
 
 ALL_BUGS: Final = (*BUGS, *MODEL_BUGS)
 
+CLASSICS: Final = {
+    "no lock on dead workers' records": "a restore takes a dead worker's record without the lock",
+    "no second look at the owner": "no look again where it arrives: what a peer sends to an owner is handled there",
+    "memory is trusted": "memory alone is trusted: a request enters without a look at the record",
+    "adoption": "a dead worker's session is adopted by whoever comes first",
+    "unlink without a check": "a release unlinks the record without a look at whom it names",
+    "a POST is sent again": "a POST whose owner was lost after it had read it is sent again",
+    "EAGAIN means gone": "a full backlog is taken for a dead worker: 410",
+    "windows on the wall clock": "the close retry window runs on the wall clock",
+    "no disowning": "a give keeps the session's state",
+    "create, then write": "a record is made in two steps: the file, then what it says",
+    "the sweep before the queue": "the loop lagged, and the sweep does not wait for it",
+}
+"""Mistakes that systems of this kind are known for, and the bug that each is here."""
+
 
 def rules_planted() -> set[str]:
     """The rules of the models that some bug leaves out, as `model.RULE`."""

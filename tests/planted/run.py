@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.planted.bugs import Bug
-from tests.planted.model_bugs import ALL_BUGS
+from tests.planted.model_bugs import ALL_BUGS, CLASSICS, SAME_RULES
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = ROOT / "docs" / "design" / "planted-bugs.md"
@@ -123,16 +123,35 @@ def check_without_bugs(bugs: Sequence[Bug]) -> None:
 
 def rows(bugs: Sequence[Bug], proved: str) -> list[str]:
     """The table in Markdown: one row for each bug."""
-    lines = ["| planted bug | breaks | caught by | last proved |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| planted bug | breaks | leaves out, of the models | caught by | last proved |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    same = {name: rule for rule, name in SAME_RULES.items()}
     for bug in bugs:
         tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in bug.tests)
-        lines.append(f"| {bug.name} | {bug.promise} | {tests} | {proved} |")
+        rule = bug.rule or same.get(bug.name, "")
+        lines.append(f"| {bug.name} | {bug.promise} | {f'`{rule}`' if rule else ''} | {tests} | {proved} |")
+    return lines
+
+
+def promises(bugs: Sequence[Bug]) -> list[str]:
+    """A table of how many bugs break each promise, and which; and one of the mistakes that many have made."""
+    broken: dict[str, list[int]] = {}
+    for number, bug in enumerate(bugs, 1):
+        for promise in bug.promise.split(", "):
+            broken.setdefault(promise, []).append(number)
+    lines = ["| promise | planted | rows below |", "| --- | --- | --- |"]
+    lines += [f"| {each} | {len(of)} | {', '.join(map(str, of))} |" for each, of in sorted(broken.items())]
+    numbers = {bug.name: number for number, bug in enumerate(bugs, 1)}
+    lines += ["", "| a known mistake | row below |", "| --- | --- |"]
+    lines += [f"| {mistake} | {numbers[name]}: {name} |" for mistake, name in CLASSICS.items()]
     return lines
 
 
 def write_table(proved: str) -> None:
     text = TABLE.read_text(encoding="utf-8")
-    table = "\n".join([_BEGIN, "", *rows(ALL_BUGS, proved), "", _END])
+    table = "\n".join([_BEGIN, "", *promises(ALL_BUGS), "", *rows(ALL_BUGS, proved), "", _END])
     TABLE.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: table, text, flags=re.DOTALL), encoding="utf-8")
 
 

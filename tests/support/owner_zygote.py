@@ -180,7 +180,8 @@ class _Worker:
         self._ended_here: set[str] = set()
         self._kept: Counter[str] = Counter()
         self._inside: dict[int, tuple[str, Entry]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._compacting: set[asyncio.Task[None]] = set()
         self.owners = SessionOwners(path, worker_id, self._holds, drop=self._drop)
         self.forwarder = Forwarder(path, owner_timeout_seconds=HANG_SECONDS)
         self._over = asyncio.Event()
@@ -297,7 +298,7 @@ class _Worker:
 
     async def cancel(self) -> int:
         """Cancel every restore and rewrite under way, twice."""
-        found = list(self._tasks.values())
+        found = list(self._tasks)
         for _ in range(2):
             for task in found:
                 task.cancel()
@@ -333,8 +334,8 @@ class _Worker:
         failpoints.on = None
         for number in list(self._inside):
             await self.leave(number, False)
-        while self._tasks:
-            await asyncio.wait(set(self._tasks.values()))
+        while under_way := self._tasks | self._compacting:
+            await asyncio.wait(under_way)
 
     async def books(self) -> dict[str, Any]:
         """What this worker believes."""
@@ -358,9 +359,10 @@ class _Worker:
             return
         number, command, *arguments = json.loads(message)
         task = asyncio.get_running_loop().create_task(self._do(number, command, arguments))
-        if command in {"restore", "rewrite_all"}:
-            self._tasks[number] = task
-            task.add_done_callback(lambda _: self._tasks.pop(number))
+        kept = {"restore": self._tasks, "rewrite_all": self._tasks, "compact": self._compacting}.get(command)
+        if kept is not None:
+            kept.add(task)
+            task.add_done_callback(kept.discard)
 
     async def _do(self, number: int, command: str, arguments: list[Any]) -> None:
         answer: Any
