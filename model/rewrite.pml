@@ -23,9 +23,9 @@ hidden byte without, only, sessions, requests, sweeps, restores, rewrites, crash
 #define SETTLED_BY_THE_FIRST_TO_END   (without==6)   /* not by the last of the restores and rewrites of one session */
 #define BUSY_AFTER_A_CHANGE           (without==7)   /* the owner drops the state, and then says busy */
 #define BATCH_AFTER_A_CANCELLATION    (without==8)
-/* second lines: nothing fails without them */
+#define GIVEN_BEFORE_IT_IS_OPEN       (without==9)   /* a give does not wait for the restores and rewrites here */
+/* a second line: nothing fails without it, since the rewrite's caller holds the sessions */
 #define RELEASED_WHILE_TAKEN          (without==40)  /* a release does not leave alone what is being taken */
-#define GIVEN_BEFORE_IT_IS_OPEN       (without==41)
 
 byte rec[2];
 byte lock = NONE;

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tests.planted.bugs import BUGS, DIRECTORY, FAILURES, FORWARDING, OWNERS, ROUTING, RULES, Bug, Change
@@ -271,8 +272,8 @@ MODEL_BUGS: Final = (
         "a restore of a session that is here replaces its state under a request",
         "P2",
         f"{DIRECTORY}/restores.py",
-        "            return quiet and entry.owned\n",
-        "            return entry.owned\n",
+        "lambda: entry.serving <= own_requests,",
+        "lambda: True,",
         f"{OWNERS}::test_a_restore_of_a_session_that_is_here_drains_it_first",
     ),
     # --- rewrite.pml ---
@@ -355,6 +356,15 @@ MODEL_BUGS: Final = (
         "                task.exception()  # seen: the cancellation is what the caller hears of\n"
         "                if start + REWRITE_BATCH >= len(ids):\n                    raise cancelled\n",
         f"{OWNERS}::test_a_rewrite_all_cancelled_twice_ends_with_its_batch_and_owns_exactly_what_it_took",
+    ),
+    _one(
+        "rewrite.GIVEN_BEFORE_IT_IS_OPEN",
+        "a session on its way here is given on before it is open",
+        "P1",
+        f"{DIRECTORY}/gives.py",
+        "lambda: not entry.serving and not entry.taking,",
+        "lambda: not entry.serving,",
+        f"{OWNERS}::test_a_session_on_its_way_here_is_given_on_only_once_it_is_open",
     ),
     # --- path_keys.pml ---
     _one(
@@ -495,6 +505,66 @@ MODEL_BUGS: Final = (
     ),
 )
 
+OWNER_HISTORIES: Final = "tests/processes/test_owner_histories.py::test_any_history_of_workers_keeps_the_promises"
+SERVER_HISTORIES: Final = "tests/processes/test_server_histories.py::test_any_history_of_a_server_is_that_of_one_worker"
+
+OWNER_HISTORY_BUGS: Final = (
+    "a session is given while it is being served",
+    "a session is released though it is being served",
+    "a record that names this worker is enough to serve its session",
+    "a dead worker's session is adopted by whoever comes first",
+    "a restore of a session that is here replaces its state under a request",
+    "a restore that was abandoned keeps the record that it was given",
+    "a rewrite that is cancelled does not wait for its batch",
+    "the fence stays up after *busy*",
+    "an owner that does not answer an ask is taken for dead",
+    "a rewrite takes dead workers' records without the lock",
+)
+"""Bugs that the histories of workers find by themselves, without a test that knows where to look."""
+
+SERVER_HISTORY_BUGS: Final = (
+    _one(
+        "",
+        "what belongs to another worker is served where it arrives",
+        "P2",
+        f"{ROUTING}/route.py",
+        "            if owner is not None and owner != worker.id:\n"
+        "                if await self._forward(owner, Reason.OWNED, owners, session_id):\n",
+        "            if owner is not None and owner != worker.id:\n"
+        "                return RoutedRequest(worker, self._named, None)\n"
+        "                if await self._forward(owner, Reason.OWNED, owners, session_id):\n",
+        SERVER_HISTORIES,
+    ),
+    _one(
+        "",
+        "a dead worker's session is moving for ever, never gone",
+        "answers",
+        f"{ROUTING}/route.py",
+        "            raise OwnerGoneError(key, owner) from error\n",
+        "            return False\n",
+        SERVER_HISTORIES,
+    ),
+    _one(
+        "",
+        "a session that the app has made is not recorded",
+        "P1",
+        f"{ROUTING}/request.py",
+        "        for session_id in made:\n            self._learned.append(self._record(worker, session_id))\n",
+        "",
+        SERVER_HISTORIES,
+    ),
+    _one(
+        "",
+        "a handler may touch a session wherever that is",
+        "P2",
+        f"{ROUTING}/request.py",
+        "        return _Touch(self._worker, session_id)\n",
+        "        return nullcontext()\n",
+        SERVER_HISTORIES,
+    ),
+)
+"""Bugs of whole servers, for their histories alone."""
+
 RULES_WITHOUT_CODE: Final = {
     "path_keys.RESTORED_WITHOUT_ITS_KEY": "a restore's caller binds the key; the core moves sessions one by one",
     "path_keys.RUNS_BEFORE_ALL_HAVE_COME": "the same: when a restored group runs is its caller's to say",
@@ -534,3 +604,9 @@ CLASSICS: Final = {
 def rules_planted() -> set[str]:
     """The rules of the models that some bug leaves out, as `model.RULE`."""
     return {bug.rule for bug in ALL_BUGS if bug.rule} | set(SAME_RULES)
+
+
+def history_bugs() -> list[Bug]:
+    """The bugs that the histories have to find, with nothing else to find them."""
+    named = {bug.name: bug for bug in ALL_BUGS}
+    return [*(replace(named[name], tests=(OWNER_HISTORIES,)) for name in OWNER_HISTORY_BUGS), *SERVER_HISTORY_BUGS]

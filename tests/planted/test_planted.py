@@ -9,16 +9,27 @@ from pathlib import Path
 import pytest
 from model import check
 from tests.planted.bugs import Bug, Change
-from tests.planted.model_bugs import ALL_BUGS, RULES_WITHOUT_CODE, SAME_RULES, rules_planted
+from tests.planted.model_bugs import (
+    ALL_BUGS,
+    RULES_WITHOUT_CODE,
+    SAME_RULES,
+    SERVER_HISTORY_BUGS,
+    history_bugs,
+    rules_planted,
+)
 from tests.planted.run import ROOT, TABLE, check_without_bugs, copy_of_tree, is_caught, promises, rows
 
-names = pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
+names = pytest.mark.parametrize("bug", [*ALL_BUGS, *SERVER_HISTORY_BUGS], ids=lambda bug: bug.name)
 
 
 @pytest.fixture(scope="module")
 def copies() -> dict[str, str]:
     """The text of each file that a bug changes."""
-    return {change.path: (ROOT / change.path).read_text() for bug in ALL_BUGS for change in bug.changes}
+    return {
+        change.path: (ROOT / change.path).read_text()
+        for bug in (*ALL_BUGS, *SERVER_HISTORY_BUGS)
+        for change in bug.changes
+    }
 
 
 @names
@@ -79,7 +90,13 @@ def test_a_copy_holds_what_the_tests_need() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_every_planted_bug_is_caught() -> None:
     check_without_bugs(ALL_BUGS)
     assert [bug.name for bug in ALL_BUGS if not is_caught(bug)] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_histories_find_bugs_by_themselves() -> None:
+    assert [bug.name for bug in history_bugs() if not is_caught(bug)] == []

@@ -20,9 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.support import owner_history
@@ -135,10 +137,19 @@ class ForkedWorker:
             return True
         number, answer = json.loads(message)
         if number < 0:
-            self.stopped = True
+            self._wait_until_stopped()
         else:
             self._answers[number] = answer
         return True
+
+    def _wait_until_stopped(self) -> None:
+        """It has said that it stops, and does so next: let go on before that, it would stop for ever."""
+        deadline = time.monotonic() + HANG_SECONDS
+        with contextlib.suppress(OSError):
+            while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                assert time.monotonic() < deadline, f"worker {self.id} does not stop"
+                os.sched_yield()
+        self.stopped = True
 
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
