@@ -72,6 +72,7 @@ def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
         "-q",
         "-x",
         f"--timeout={TEST_SECONDS}",
+        "--timeout-method=thread",
         "-p",
         "no:cacheprovider",
         *tests,
