@@ -477,9 +477,7 @@ MODEL_BUGS: Final = (
                 "            self.replace(self.prepare(self._worker_id), name)\n",
             ),
         ),
-        (
-            "tests/processes/test_owners_race.py::test_five_hundred_sessions_started_everywhere_at_once_have_one_owner_each",
-        ),
+        (f"{RECORDS}::test_a_record_says_whose_it_is_from_its_first_moment",),
     ),
     _one(
         "",
@@ -498,9 +496,9 @@ MODEL_BUGS: Final = (
         "",
         "a session served where its request arrives is looked up more than once",
         "P6",
-        f"{ROUTING}/middleware.py",
-        "                request = None if self.policy.scatter else enter_here(worker, named)\n",
-        "                request = None\n",
+        f"{ROUTING}/route.py",
+        "    entry = worker.owners.try_enter(session_id)\n",
+        "    worker.owners.owner(session_id)\n    entry = worker.owners.try_enter(session_id)\n",
         f"{RULES}::test_a_session_served_where_its_request_arrives_costs_one_look",
     ),
 )
@@ -510,7 +508,6 @@ SERVER_HISTORIES: Final = "tests/processes/test_server_histories.py::test_any_hi
 
 OWNER_HISTORY_BUGS: Final = (
     "a session is given while it is being served",
-    "a session is released though it is being served",
     "a record that names this worker is enough to serve its session",
     "a dead worker's session is adopted by whoever comes first",
     "a restore of a session that is here replaces its state under a request",
