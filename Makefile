@@ -3,14 +3,11 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-<<<<<<< HEAD
-.PHONY: setup setup-mcp1 demo test test-long soak check format bench model clean
-=======
+.PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench model clean
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak fuzz docs check format bench clean
->>>>>>> main
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak soak-web fuzz docs check format bench clean
 
 # The script knows when there is nothing to do.
 setup:
@@ -32,6 +29,11 @@ demo:
 	@sh scripts/setup.sh demo
 	@.venv/bin/homing demo
 
+# Episodes through four servers of four workers each.
+demo-rl:
+	@sh scripts/setup.sh demo-rl
+	@.venv/bin/homing rl demo
+
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
@@ -43,11 +45,11 @@ test-long: setup setup-mcp1
 # Real Gradio and NiceGUI apps, which take half a gigabyte to install.
 test-ecosystem: setup setup-ecosystem
 	.venv/bin/mypy --python-executable .venv-ecosystem/bin/python $(ECOSYSTEM)
-	$(PYTHON) -m pytest -m ecosystem tests/ecosystem
+	$(PYTHON) -m pytest -m ecosystem tests/ecosystem tests/test_docs.py
 
 # The site of the docs, into build/site; anything that does not fit together is an error.
 docs: setup-docs
-	.venv-docs/bin/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
 # Load and faults on real workers: every promise kept, everything back at the end. SEED= repeats what clients and faults do;
 # WRITE=1 renews benchmarks/soak/results.md.
@@ -58,6 +60,11 @@ WRITE :=
 soak: setup
 	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
+
+# Browser sessions under seeded faults: nothing left, no fault scored as a reward. SEED= repeats one; its report is printed.
+FAULTS := 2000
+soak-web: setup
+	$(PYTHON) -m tests.soak_web --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
 
 # Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
 fuzz:

@@ -51,6 +51,6 @@ with gr.Blocks(title="Ledger", analytics_enabled=False) as demo:
         sent = gr.JSON(label="Sent so far")
     gr.Button("Shout").click(shout, [quiet, files], [loud, sent, files], api_name="shout")
 
-# The page asks any worker whether the server is still the one it was loaded from.
+# Else each process draws one, and a page's run history is filed under as many.
 demo.app_id = 20_26
 app = gr.mount_gradio_app(FastAPI(), demo, path=MOUNT)

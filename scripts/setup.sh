@@ -2,6 +2,7 @@
 # Makes an environment with homing in it. Safe to run again, and instant if nothing changed.
 #   setup.sh        .venv with everything that the tests and checks need
 #   setup.sh demo   .venv with what homing itself needs, which is much less
+#   setup.sh demo-rl   the same, and what the RL servers need
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
 #   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
 #   setup.sh ecosystem  .venv-ecosystem with Gradio and NiceGUI, which bring a great deal
@@ -12,10 +13,16 @@ cd "$(dirname "$0")/.."
 env=.venv
 requirements=requirements-dev.txt
 ready=$env/.ready
+homing=.
 case "${1:-}" in
     demo)
         requirements=
         ready=$env/.ready-demo
+        ;;
+    demo-rl)
+        requirements=
+        ready=$env/.ready-demo-rl
+        homing='.[rl]'
         ;;
     mcp1 | ecosystem | docs | fuzz)
         env=.venv-$1
@@ -65,7 +72,7 @@ if [ "$env" = .venv-mcp1 ]; then
     constraints=$env/constraints.txt
     grep -v '^mcp' constraints.txt >"$constraints"
 fi
-set -- -c "$constraints" -e .
+set -- -c "$constraints" -e "$homing"
 [ -z "$requirements" ] || set -- -r "$requirements" "$@"
 "$env/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
     fail "pip could not install what homing needs (its own message is above); run this again once it can"

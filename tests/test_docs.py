@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import ROOT, running
+from tests.support.running import HOMING, ROOT, running
 from tests.support.served import ECOSYSTEM, MAIN
 from tests.support.stories import Story, blocks
 
 import homing
 from homing.identity import parse_source
+from homing.rl.testing import check_resources_server
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 STORIES = [page for page in PAGES if any(block.title for block in blocks(page))]
@@ -91,18 +92,28 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 COMMANDS = list(commands())
-SERVERS = sorted({tuple(words[2:]) for _, words in COMMANDS if words[:2] == ["homing", "run"]})
+HOWTO = ("gunicorn", "hypercorn", "granian", "nginx", "haproxy", "several-machines")
+"""Pages whose commands and configurations are run by `tests/test_howto.py`."""
+_RUN_THERE = tuple(f"docs/howto/{name}.md#" for name in HOWTO)
+SERVERS = sorted(
+    {tuple(words[2:]) for name, words in COMMANDS if words[:2] == ["homing", "run"] and not name.startswith(_RUN_THERE)}
+)
+MODULES = {match[1]: text for _, text in snippets("python") if (match := re.match(r"# (\w+\.py)\n", text)) is not None}
+"""Python that the text shows as a module: its name, and what is in it."""
 
 
 def test_every_snippet_is_of_a_kind_that_is_run_here() -> None:
     for page in PAGES:
+        there = f"{page.relative_to(ROOT)}#" in _RUN_THERE
         languages = {block.language for block in blocks(page)}
         # Without a language it is a drawing.
-        assert languages <= {"sh", "python", ""} | ({"text"} if page in STORIES else set()), (
-            f"{page}: add a way to run it"
-        )
+        known = {"sh", "python", ""} | ({"text"} if page in STORIES else set())
+        assert languages <= known | ({"nginx", "haproxy"} if there else set()), f"{page}: add a way to run it"
     for name, words in COMMANDS:
-        assert words[:2] == ["homing", "run"] or words[0] == "make", f"{name}: {words}: add a way to run it"
+        if name.startswith(_RUN_THERE):
+            continue
+        known = words[:2] == ["homing", "run"] or words[:3] == ["homing", "rl", "serve"] or words[0] == "make"
+        assert known, f"{name}: {words}: add a way to run it"
     assert len(SERVERS) >= 3
 
 
@@ -122,7 +133,7 @@ def test_the_make_targets_of_the_text_exist() -> None:
         pytest.param(
             page,
             id=name,
-            marks=[pytest.mark.ecosystem, pytest.mark.timeout(300)] if name in HEAVY else [],
+            marks=[pytest.mark.timeout(600), *([pytest.mark.ecosystem] if name in HEAVY else [])],
         )
         for page in STORIES
         for name in [str(page.relative_to(ROOT))]
@@ -140,6 +151,8 @@ def test_a_page_with_files_in_it_goes_as_it_says(page: Path, tmp_path: Path) -> 
 def test_a_server_of_the_text_starts_and_keeps_a_session_together(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "my_server.py").write_text(MY_SERVER)
     (tmp_path / "server.py").write_text(MCP_SERVER)
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text)
     with running(*arguments, cwd=tmp_path) as server:
         server.wait_for(r"Application startup complete", count=int(arguments[arguments.index("--workers") + 1]))
         if "path:/sessions/{session}" in arguments:
@@ -147,6 +160,26 @@ def test_a_server_of_the_text_starts_and_keeps_a_session_together(arguments: tup
         elif arguments[0] == "my_server:app":
             seen = [_ask(server.port, "GET", "/", "one")["count"] for _ in range(12)]
             assert seen == list(range(1, 13))
+        elif arguments[0] == "counter_server:server":
+            check_resources_server(f"http://127.0.0.1:{server.port}", task_data={"start": 3})
+        assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize(
+    "words", [words for _, words in COMMANDS if words[:3] == ["homing", "rl", "serve"]], ids=" ".join
+)
+def test_an_environment_of_the_text_is_served_and_its_clients_do_what_the_text_says(
+    words: list[str], tmp_path: Path
+) -> None:
+    clients: dict[str, Any] = {}
+    for name, text in snippets("python"):
+        if name.startswith("docs/howto/gymnasium.md"):
+            exec(compile(text, name, "exec"), clients)
+    with running(*words[3:], cwd=tmp_path, command=(*HOMING, *words[1:3])) as server:
+        server.wait_for("all 4 workers are ready")
+        url = f"http://127.0.0.1:{server.port}"
+        assert clients["steps"](url)[0] == 8
+        assert clients["play"](url) >= 0
         assert server.stop() == 0, server.log
 
 

@@ -87,6 +87,14 @@ class BodyTimeoutError(BadRequestError):
     detail = "The body did not arrive in time."
 
 
+class HeadTooLargeError(BadRequestError):
+    """A request's head does not fit into a frame, so it cannot reach its session's worker (RFC 6585, 5)."""
+
+    status = 431
+    code = "head_too_large"
+    detail = "The request's head is too large to be passed to its session's worker."
+
+
 class SessionConflictError(ReplyError):
     """The request names two sessions, or a session bound to something else."""
 

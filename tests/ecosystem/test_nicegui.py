@@ -10,10 +10,11 @@ from urllib.parse import urlencode
 import aiohttp
 import pytest
 import socketio
+from tests.support.browser import CHROMIUM, browser
 from tests.support.plain_http import request
 from tests.support.served import ECOSYSTEM, Served, served
 
-pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
 
 OPTIONS = ("--preset", "engineio", "--session", "signed-cookie:session:id", "--secret-env", "STORAGE_SECRET")
 CLICKS = 5
@@ -39,6 +40,24 @@ def test_every_click_reaches_the_process_that_built_the_page(server: Served, tra
     pids = set(asyncio.run(pages()))
     while len(pids) < 2:  # which worker takes a page is the kernel's choice
         pids |= set(asyncio.run(pages()))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+def test_the_page_s_own_script_in_a_browser_counts_its_clicks(server: Served) -> None:
+    asyncio.run(_browse(server.url))
+
+
+async def _browse(url: str) -> None:
+    async with asyncio.timeout(200), browser() as chromium:
+        for _ in range(3):
+            page = await chromium.open(url)
+            _, pid = await page.shows(r"0 clicks at (\d+)")
+            await page.run(
+                "new Promise(go => { const ask = () => window.socket?.connected ? go() : setTimeout(ask); ask() })"
+            )
+            for click in range(1, CLICKS + 1):
+                await page.run('[...document.querySelectorAll("button")].find(b => /click/i.test(b.innerText)).click()')
+                await page.shows(f"{click} clicks at {pid}")
 
 
 async def _click(url: str, transports: list[str]) -> str:

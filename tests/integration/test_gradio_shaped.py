@@ -10,6 +10,7 @@ from tests.support.gradio_requests import Page, events
 from tests.support.served import Served, served
 
 PAGES = 30
+GONE = {"detail": "Session not found.", "error": "Connection errored out. "}
 OPTIONS = ("--preset", "gradio", "--no-access-log")
 
 
@@ -81,7 +82,7 @@ def test_a_killed_worker_s_page_is_told_so_in_gradio_s_words() -> None:
             await page.get(f"queue/data?session_hash={page.session}"),
             await page.get(f"heartbeat/{page.session}"),
         ):
-            assert (reply.status, reply.json()) == (404, {"detail": "Session not found."})
+            assert (reply.status, reply.json()) == (404, GONE)
             assert reply.header("homing-error") == "session_gone"
         assert (await Page(url).run(0, 1))[0]["output"]["data"][0]["total"] == 1
 

@@ -15,6 +15,8 @@ import socketio
 from tests.support.fair_port import fair_port
 from tests.support.plain_http import Reply, request
 from tests.support.served import Served, served
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 CLIENTS = 50
 EVENTS = 8
@@ -63,7 +65,7 @@ class Chat:
                 if len(self.heard) == self.events:
                     all_heard.set()
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(90):
                 await client.connect(self.server.url, headers=self.headers, transports=self.transports, wait_timeout=30)
                 self.sid = client.get_sid()
                 for number in range(self.events):
@@ -122,6 +124,25 @@ def test_a_visitor_s_basket_and_connection_share_a_worker(server: Served) -> Non
         return await asyncio.gather(*(visit() for _ in range(12)))
 
     assert [len(pids) for pids in asyncio.run(visits())] == [1] * 12
+
+
+def test_a_server_mounted_in_another_app_is_found_wherever_it_is() -> None:
+    async def talk(url: str) -> None:
+        async with new_connections() as http, asyncio.timeout(60):
+            client = socketio.AsyncClient(http_session=http, reconnection=False, request_timeout=30)
+            await client.connect(url, socketio_path="live/socket.io", wait_timeout=30)
+            answers = [await client.call("say", timeout=30) for _ in range(4)]
+            await client.disconnect()
+        assert [answer["said"] for answer in answers] == [1, 2, 3, 4]
+        assert len({answer["pid"] for answer in answers}) == 1
+
+    async def talks(url: str) -> None:
+        assert (await request(f"{url}/")).status == 200
+        await asyncio.gather(*(talk(url) for _ in range(12)))
+
+    options = ("--preset", "engineio", "--scatter", "--no-access-log", "--timeout-graceful-shutdown", "2")
+    with served("tests.support.mounted_socketio:app", *options) as server:
+        asyncio.run(talks(server.url))
 
 
 class Polling:
@@ -210,6 +231,11 @@ async def _lose_a_worker(server: Served) -> None:
     assert gone.header("homing-error") == "session_gone"
     sent = await by_hand.send('421["say","x"]')
     assert (sent.status, sent.json()["code"]) == (400, 1)
+    upgrade = f"{server.url.replace('http', 'ws')}/socket.io/?EIO=4&transport=websocket&sid={by_hand.sid}"
+    with pytest.raises(InvalidStatus) as denied:
+        await connect(upgrade)
+    assert denied.value.response.status_code == 400
+    assert json.loads(denied.value.response.body)["code"] == 1
 
 
 @pytest.mark.long

@@ -41,7 +41,7 @@ from tests.support.workers import connections
 import homing
 from homing.routing.options import DAY_SECONDS
 from homing.types import SESSION as SESSION_KIND
-from homing.types import key_digest
+from homing.types import ASGIApp, key_digest
 
 STICKY = "tests.support.sticky_app:app"
 WORKERS = 3
@@ -179,11 +179,13 @@ def test_a_server_of_one_process_leaves_no_run_directory_behind(workers: int) ->
             asyncio.run(test(base))
 
 
-def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> None:
-    async def test() -> None:
+@pytest.mark.parametrize("where", ["siblings", "explicit"])
+def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart(where: str) -> None:
+    async def test(directory: str) -> None:
         argv = uvicorn_run("tests.support.two_apps:app", "--workers", "2", "--no-access-log")
+        env = {"HOMING_SESSION_SOCKET_DIR": directory if where == "explicit" else None}
         async with (
-            serve_workers(argv, workers=2, env={"HOMING_SESSION_SOCKET_DIR": None}) as server,
+            serve_workers(argv, workers=2, env=env) as server,
             connections(server.address, 2) as wires,
         ):
             for name in ("one", "two"):
@@ -195,7 +197,46 @@ def test_two_apps_that_one_module_routes_alike_keep_their_sessions_apart() -> No
                     pids.add(pid)
                 assert len(pids) == 1
 
-    asyncio.run(test())
+    with tempfile.TemporaryDirectory(prefix="homing-apps-") as directory:
+        asyncio.run(test(directory))
+
+
+def test_two_servers_in_one_explicit_directory_whose_apps_tell_sessions_differently_keep_them_apart(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        by_header = homing.sticky(ending_app(None), sessions=[homing.header("x-session")])
+        by_query = homing.sticky(ending_app(None), sessions=[homing.query("session")])
+        async with serving(by_header) as one, serving(by_query) as two, connect(one) as first, connect(two) as second:
+            await call(first, "shared")
+            assert (await call(second, path="/?session=shared")).status == 200
+            assert len(by_header.lifetimes) == len(by_query.lifetimes) == 1
+
+    (tmp_path / "run").mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOMING_SESSION_SOCKET_DIR", str(tmp_path / "run"))
+        asyncio.run(test())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_explicit_directory_that_another_server_used_begins_anew(workers: int) -> None:
+    """Else its sessions would be gone for a client that begins them again, and files would pile up."""
+
+    async def test(directory: str) -> list[str]:
+        argv = uvicorn_run("tests.support.two_apps:app", "--no-access-log")
+        argv += ["--workers", str(workers)] if workers > 1 else []
+        async with (
+            serve_workers(argv, workers=workers, env={"HOMING_SESSION_SOCKET_DIR": directory}) as server,
+            connections(server.address, workers) as wires,
+        ):
+            for number, wire in enumerate([*wires.values()] * 2):
+                await wire.send(request("GET", "/one/", [("x-session", f"session {number}")]))
+                assert (await wire.reply()).status == 200
+        return os.listdir(directory)
+
+    with tempfile.TemporaryDirectory(prefix="homing-again-") as directory:
+        left = [asyncio.run(test(directory)) for _ in range(2)]
+        assert len(left[0]) == len(left[1])
 
 
 def test_outside_a_server_there_is_no_worker_id_and_no_request() -> None:
@@ -217,6 +258,105 @@ async def readable(descriptor: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+# --- how sessions end ---
+
+
+@contextlib.asynccontextmanager
+async def routed(
+    app: ASGIApp, directory: Path, **settings: Any
+) -> AsyncIterator[tuple[homing.SessionRoutingMiddleware, Wire]]:
+    """The app behind `homing.sticky`, in a directory of its own, and a connection to it."""
+    run = directory / "run"
+    run.mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOMING_SESSION_SOCKET_DIR", str(run))
+        router = homing.sticky(app, sessions=[homing.header("x-session")], **settings)
+        async with serving(router) as address, connect(address) as wire:
+            yield router, wire
+
+
+def ending_app(raised: type[BaseException] | None) -> ASGIApp:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/touch":
+            with homing.serving(scope, "ended"):
+                pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+        if scope["path"] == "/end" and raised is not None:
+            raise raised
+
+    return app
+
+
+@pytest.mark.parametrize("raised", [None, ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_handler_that_raises_after_its_whole_reply_has_done_what_it_said(
+    tmp_path: Path, raised: type[BaseException] | None
+) -> None:
+    async def test() -> None:
+        async with routed(ending_app(raised), tmp_path, ends=["POST /end"]) as (router, wire):
+            await call(wire, "ended")
+            async with connect(wire.remote) as other:
+                assert (await call(other, "ended", method="POST", path="/end", body=b"")).status == 200
+                await other.to_end() if raised else None
+            await call(wire, "another")  # the handler has returned
+            assert router.lifetimes.count_ended() == 1
+
+    asyncio.run(test())
+
+
+def test_a_session_that_has_ended_stays_ended_when_another_ones_handler_touches_it(tmp_path: Path) -> None:
+    """Even where a request of its own would open it again."""
+
+    async def test() -> None:
+        async with routed(ending_app(None), tmp_path, ends=["POST /end"], unowned="adopt") as (router, wire):
+            await call(wire, "ended", method="POST", path="/end", body=b"")
+            assert (await call(wire, "another", path="/touch")).status == 200
+            await call(wire, "another")
+            assert router.lifetimes.count_ended() == 1
+            await call(wire, "ended")
+            await call(wire, "another")
+            assert router.lifetimes.count_ended() == 0
+
+    asyncio.run(test())
+
+
+# --- signals ---
+
+
+def test_a_stop_signal_that_the_process_ignores_stops_nobody(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    async def test() -> None:
+        async with routed(ending_app(None), tmp_path) as (_, wire):
+            signal.raise_signal(signal.SIGTERM)
+            assert (await call(wire, "one")).status == 200
+            assert not list((tmp_path / "run").glob("*.stopping"))
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    try:
+        asyncio.run(test())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_signal_whose_handler_is_not_pythons_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python knows no way to call such a handler, or to put it back (a process that embeds Python may have one)."""
+    known, installed = signal.getsignal, signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else known(number))
+
+    async def test() -> None:
+        async with routed(ending_app(None), tmp_path) as (_, wire):
+            assert (await call(wire, "one")).status == 200
+            assert known(signal.SIGTERM) is installed
+
+    asyncio.run(test())
+    assert known(signal.SIGTERM) is installed
 
 
 # --- how long ---

@@ -5,57 +5,24 @@ A change names a text that is in its file exactly once; `test_planted.py` holds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from tests.planted.bug import Bug, Change
+from tests.planted.web_bugs import WEB_BUGS
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """In `path`, below the root of the tree, `old` becomes `new`."""
-
-    path: str
-    old: str
-    new: str
-
-    def apply(self, root: Path) -> None:
-        """Make the change in the tree at `root`.
-
-        Raises:
-            LookupError: the file does not have `old` exactly once.
-        """
-        file = root / self.path
-        text = file.read_text(encoding="utf-8")
-        if (count := text.count(self.old)) != 1:
-            raise LookupError(f"{self.path} has {count} times, not once:\n{self.old}")
-        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """One planted bug.
-
-    Attributes:
-        name: What is wrong once it is planted.
-        promise: P1 to P6 of `docs/design/protocol.md`, or `answers` for its table of answers.
-        tests: Node IDs; at least one of them has to fail.
-        rule: The rule of a model that it leaves out, as `model.RULE`; empty: none.
-    """
-
-    name: str
-    promise: str
-    changes: tuple[Change, ...]
-    tests: tuple[str, ...]
-    rule: str = ""
+__all__ = ["BUGS", "Bug", "Change"]
 
 
 RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
 OWNERS: Final = "tests/contract/test_owners.py"
 FAILURES: Final = "tests/integration/forwarding/test_failures.py"
 
-DIRECTORY: Final = "src/homing/directory"
-FORWARDING: Final = "src/homing/forwarding"
-ROUTING: Final = "src/homing/routing"
+ENGINEIO: Final = "tests/unit/identity/test_engineio.py"
+
+_DIRECTORY: Final = "src/homing/directory"
+_FORWARDING: Final = "src/homing/forwarding"
+_IDENTITY: Final = "src/homing/identity"
+_ROUTING: Final = "src/homing/routing"
 
 BUGS: Final = (
     Bug(
@@ -63,7 +30,7 @@ BUGS: Final = (
         "P1, P2",
         (
             Change(
-                f"{ROUTING}/middleware.py",
+                f"{_ROUTING}/middleware.py",
                 "                request = None if self.policy.scatter else enter_here(worker, named)\n",
                 "                request = None if self.policy.scatter else enter_here(worker, named)\n"
                 "                if request is None and hop is not None and hop.reason is Reason.OWNED:\n"
@@ -77,14 +44,14 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{ROUTING}/route.py",
+                f"{_ROUTING}/route.py",
                 "                    placed_at = self._acquire(request, session_id)\n"
                 "                    if placed_at == worker.id:\n"
                 "                        return request\n",
                 "                    return request\n                    placed_at = None\n",
             ),
             Change(
-                f"{ROUTING}/request.py",
+                f"{_ROUTING}/request.py",
                 "        entry = self._entry\n        try:\n",
                 "        entry = self._entry\n"
                 "        if session_id is not None and entry is None:\n"
@@ -102,7 +69,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{DIRECTORY}/ownership.py",
+                f"{_DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"
                 "        self._remove(entry)\n",
@@ -118,7 +85,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{DIRECTORY}/restores.py",
+                f"{_DIRECTORY}/restores.py",
                 "        if not task.done():\n            raise SessionMovingError\n",
                 "        if not task.done():\n"
                 "            self._opened(self._entry(session_id, self._name(session_id)), restore)\n"
@@ -132,7 +99,7 @@ BUGS: Final = (
         "P4",
         (
             Change(
-                f"{FORWARDING}/relay.py",
+                f"{_FORWARDING}/relay.py",
                 "        failure = OwnerUnreachableError("
                 'f"worker {owner} was lost before it said whether the session is its own")\n',
                 "        failure = UndeliveredError("
@@ -149,7 +116,7 @@ BUGS: Final = (
         "answers",
         (
             Change(
-                f"{FORWARDING}/pool.py",
+                f"{_FORWARDING}/pool.py",
                 "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED):\n",
                 "        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN):\n",
             ),
@@ -162,7 +129,7 @@ BUGS: Final = (
         "P1, P2",
         (
             Change(
-                f"{DIRECTORY}/ownership.py",
+                f"{_DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or not self._records.names_us(entry.name):\n",
                 "        if entry is None or not entry.owned:\n",
             ),
@@ -177,7 +144,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{DIRECTORY}/restores.py",
+                f"{_DIRECTORY}/restores.py",
                 "            if self._records.read(entry.name) != text:\n",
                 "            if self._records.read(entry.name) is None:\n",
             ),
@@ -189,7 +156,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{DIRECTORY}/gives.py",
+                f"{_DIRECTORY}/gives.py",
                 "        self._forget(entry)\n        self._drop_state(entry)\n",
                 "        self._forget(entry)\n",
             ),
@@ -201,7 +168,7 @@ BUGS: Final = (
         "P1",
         (
             Change(
-                f"{DIRECTORY}/ownership.py",
+                f"{_DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n",
                 "        if entry is None or not entry.owned or entry.taking or self._holds(session_id):\n",
             ),
@@ -213,7 +180,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{ROUTING}/route.py",
+                f"{_ROUTING}/route.py",
                 "            if records.owner(key) != owner:\n                return False\n",
                 "",
             ),
@@ -225,7 +192,7 @@ BUGS: Final = (
         "P3",
         (
             Change(
-                f"{DIRECTORY}/ownership.py",
+                f"{_DIRECTORY}/ownership.py",
                 "        entry.serving -= 1\n        # Of most",
                 "        # Of most",
             ),
@@ -237,7 +204,7 @@ BUGS: Final = (
         "P2",
         (
             Change(
-                f"{ROUTING}/sweeper.py",
+                f"{_ROUTING}/sweeper.py",
                 "            worker.lifetimes.postpone(lag)\n",
                 "            pass\n",
             ),
@@ -249,7 +216,7 @@ BUGS: Final = (
         "P3",
         (
             Change(
-                f"{ROUTING}/sticky.py",
+                f"{_ROUTING}/sticky.py",
                 "    window_seconds = min(checked.idle_seconds, CLOSE_RETRY_WINDOW_SECONDS)\n",
                 "    window_seconds = CLOSE_RETRY_WINDOW_SECONDS\n",
             ),
@@ -261,7 +228,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{FORWARDING}/frames.py",
+                f"{_FORWARDING}/frames.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": list(dict(start.headers).items())}\n',
@@ -274,7 +241,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{FORWARDING}/frames.py",
+                f"{_FORWARDING}/frames.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": [(name.lower(), value) for name, value in start.headers]}\n',
@@ -285,7 +252,26 @@ BUGS: Final = (
     Bug(
         "a WebSocket whose owner is lost is closed as if all were well (1000)",
         "answers",
-        (Change(f"{FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
+        (Change(f"{_FORWARDING}/relay.py", '"code": 1011, "reason": ""', '"code": 1000, "reason": ""'),),
         (f"{FAILURES}::test_a_websockets_owner_lost",),
     ),
+    Bug(
+        "the reply to a handshake of Engine.IO leaves before its connection is on record",
+        "P2",
+        (
+            Change(
+                f"{_IDENTITY}/learned.py",
+                "        return Learned((), ()) if self._in_openings else self._released()\n",
+                "        return self._released()\n",
+            ),
+        ),
+        (f"{ENGINEIO}::test_nothing_leaves_before_the_sid_is_known_and_everything_does_after",),
+    ),
+    Bug(
+        "a cookie that changes moves a living connection of Engine.IO to another worker",
+        "P2",
+        (Change(f"{_IDENTITY}/presets.py", "        first=True,\n", "        first=False,\n"),),
+        (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
+    ),
+    *WEB_BUGS,
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tests.planted.bugs import BUGS, DIRECTORY, FAILURES, FORWARDING, OWNERS, ROUTING, RULES, Bug, Change
+from tests.planted.bug import Bug, Change
+from tests.planted.bugs import BUGS, FAILURES, OWNERS, RULES
 
 DEATHS: Final = "tests/processes/test_owners_deaths.py"
 RECORDS: Final = "tests/unit/directory/test_records.py"
@@ -17,7 +18,10 @@ STICKY: Final = "tests/integration/test_sticky.py"
 LIVES: Final = "tests/unit/test_rundir.py"
 STOPS: Final = "tests/processes/test_lifecycle_under_load.py"
 
-_RUNDIR: Final = "src/homing/rundir"
+DIRECTORY: Final = "src/homing/directory"
+FORWARDING: Final = "src/homing/forwarding"
+ROUTING: Final = "src/homing/routing"
+RUNDIR: Final = "src/homing/rundir"
 
 
 def _one(rule: str, name: str, promise: str, path: str, old: str, new: str, *tests: str) -> Bug:
@@ -128,7 +132,7 @@ MODEL_BUGS: Final = (
         "P1",
         (
             Change(
-                f"{_RUNDIR}/lives.py",
+                f"{RUNDIR}/lives.py",
                 "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
                 "                os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)\n",
                 "                os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)\n"
@@ -162,7 +166,7 @@ MODEL_BUGS: Final = (
         "ownership.LIFE_KEPT_BY_A_CHILD",
         "a forked child keeps its dead parent alive",
         "P3",
-        f"{_RUNDIR}/lives.py",
+        f"{RUNDIR}/lives.py",
         "        self._undo = run_in_forked_child(self._close_fd)\n",
         "        self._undo = lambda: None\n",
         f"{DEATHS}::test_a_forked_child_does_not_keep_its_dead_parent_alive",

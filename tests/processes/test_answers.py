@@ -336,6 +336,24 @@ def test_what_cannot_be_read_is_400_at_once(shared: Shared, killing: Staged) -> 
     shared.run(test())
 
 
+def test_a_head_that_no_frame_holds_is_431_where_it_would_have_to_be_forwarded(shared: Shared, killing: Staged) -> None:
+    async def test() -> None:
+        case, large = killing.script(read_body(), *respond()), ("x-large", "x" * (17 * 2**20))
+        async with killing.wires() as wires:
+            owner, front, _ = wires.values()
+            session = await killing.start_session(owner)
+            for body in (None, b"{}"):
+                method = "GET" if body is None else "POST"
+                reply = await call(front, session, case, method=method, headers=[large], body=body)
+                refused(killing, reply, 431, "head_too_large")
+            assert killing.stage.performances(case) == []
+            assert (await call(front, session, case)).status == 200
+            # With one worker nobody counts it.
+            assert (await call(owner, session, case, headers=[large])).status == 200
+
+    shared.run(test())
+
+
 # --- an owner that is alive and does not answer ---
 
 

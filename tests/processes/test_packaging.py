@@ -114,3 +114,24 @@ def test_the_demo_works_from_the_wheel_alone(tmp_path: Path) -> None:
     plain, routed = json.loads(done.stdout)
     assert routed["right"] == routed["calls"] == 4000
     assert plain["wrong"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_rl_demo_works_from_the_wheel_with_its_extra_within_two_minutes(tmp_path: Path) -> None:
+    built = run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--wheel-dir", tmp_path / "dist", cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (tmp_path / "dist").glob("homing-*.whl")
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    alone = run(python, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    refused = run(tmp_path / "env" / "bin" / "homing", "rl", "demo", cwd=tmp_path, timeout=60)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "pip install 'homing[rl]'" in refused.stderr
+    installed = run(python, "-m", "pip", "install", "-c", ROOT / "constraints.txt", f"{wheel}[rl]", cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    done = run(tmp_path / "env" / "bin" / "homing", "rl", "demo", "--json", cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["verdicts_right"], found["valid"], found["masked"]) == (200, 200, 0)

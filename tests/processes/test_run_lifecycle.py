@@ -312,6 +312,18 @@ def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_
         assert len(server.find(re.escape(server.run_directory))) == 1
         cookie = {"Cookie": "visit=one"}
         assert len({get(server.port, headers=cookie)["pid"] for _ in range(20)}) == 1
+        assert server.find("no effect") == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_options_about_sessions_have_no_effect_on_an_app_that_routes_itself_and_are_said_to(workers: int) -> None:
+    options = ("--workers", str(workers), "--session", "header:x-other", "--unowned", "refuse")
+    with running("tests.processes.apps:routed", *options, cwd=ROOT) as server:
+        server.wait_for("workers?, sessions as the app itself declares them")
+        server.wait_for("--session, --unowned have no effect: the app routes itself")
+        if workers > 1:
+            ready(server, workers)
+        assert len({get(server.port, headers={"Cookie": "visit=one"})["pid"] for _ in range(20)}) == 1
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi2"])

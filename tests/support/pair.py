@@ -1,9 +1,10 @@
 """Two workers of one server, each with a public port of its own, and a plain server beside them.
 
 The arriving worker is the client's choice here: a session is started at `owner`'s port, so a request of it sent to
-`owner` is served where it arrives, and the same bytes sent to `front` go through a forced forward. The plain server runs
-the same app without homing. All three are processes; both workers are `homing.sticky` apps of one run directory
-(`HOMING_SESSION_SOCKET_DIR`), as siblings under a launcher would be.
+`owner` is served where it arrives, and the same bytes sent to `front` go through a forced forward, or through a connection
+that has moved from `front` to `owner`. The plain server runs the same app without homing, under uvicorn's own server. All
+three are processes; both workers are `homing.sticky` apps of one run directory (`HOMING_SESSION_SOCKET_DIR`), as siblings
+under a launcher would be, in the server that `homing run` gives its workers.
 
 Their listening sockets are made here and handed down, so a client connects before they have started and nothing polls.
 """
@@ -192,7 +193,7 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
             server: dict[str, Any] = {"log_level": "info", "access_log": False, **options.server}
             client_tls = None
             if options.tls:
-                client_tls = _certificate(Path(directory))
+                client_tls = certificate(Path(directory))
                 server |= {"ssl_certfile": f"{directory}/cert.pem", "ssl_keyfile": f"{directory}/key.pem"}
             homing: dict[str, Any] | None = {"sessions": [("header", SESSION_HEADER)], **options.sticky}
             routed = WorkerOptions(homing if HOMING == "homing" else None, options.wrap, server)
@@ -232,7 +233,7 @@ async def _worker(name: str, options: WorkerOptions, stage: Stage, socket_dir: s
             raise ServerError(f"{name} left something behind{process.log}")
 
 
-def _certificate(directory: Path) -> ssl.SSLContext:
+def certificate(directory: Path) -> ssl.SSLContext:
     """Make `cert.pem` and `key.pem` for localhost; the context of a client that trusts just that."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]

@@ -13,10 +13,18 @@ import sys
 import uvicorn
 from tests.support.pair import WorkerOptions
 
+from homing.runtime.config import RunConfig
+from homing.runtime.worker import HomingServer
+
 
 def main(fd: int, options: WorkerOptions) -> None:
-    config = uvicorn.Config(options.build(), **options.server)
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=fd)])
+    listener = socket.socket(fileno=fd)
+    if options.sticky is None:
+        uvicorn.Server(uvicorn.Config(options.build(), **options.server)).run(sockets=[listener])
+        return
+    config = RunConfig(options.build(), routing=None, **options.server)
+    config.handoff = True
+    HomingServer(config, lambda _: None).run(sockets=[listener])
 
 
 if __name__ == "__main__":

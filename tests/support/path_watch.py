@@ -32,7 +32,7 @@ from homing.types import SESSION, ASGIApp, Message, Receive, Scope, Send, Worker
 
 # What lies in a run directory, by names relative to it or to the records' directory in it.
 EXPECTED: Final = re.compile(
-    r"[0-9a-f]{64}|\.?[0-9a-f]{32}\.(sock|life|stopping|drained)|\.[0-9a-f]{32}\.\d+|owners\.lock|session-owners|\."
+    r"[0-9a-f]{64}|\.?[0-9a-f]{32}\.(sock|conn|life|stopping|drained)|\.[0-9a-f]{32}\.\d+|owners\.lock|session-owners|\."
 )
 
 PIECES: Final = (

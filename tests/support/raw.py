@@ -313,7 +313,7 @@ class Wire:
 
 @asynccontextmanager
 async def connect(
-    address: Address,
+    address: Address | str,
     *,
     tls: ssl.SSLContext | None = None,
     receive_buffer_bytes: int | None = None,
@@ -322,11 +322,12 @@ async def connect(
     """A connection of its own, closed at the end.
 
     Args:
+        address: A text is the path of a Unix socket.
         tls: Speak TLS, with this context.
         receive_buffer_bytes: The kernel's receive buffer; a small one makes a client that does not read felt at once.
         limit_bytes: Above this many unread bytes the client stops reading.
     """
-    sock = socket.socket()
+    sock = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     try:
         sock.setblocking(False)
         if receive_buffer_bytes is not None:

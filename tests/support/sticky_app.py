@@ -7,6 +7,9 @@ POST /sessions/{id}/finish           ends it from inside (`homing.end`)
 POST /sessions/{id}/touch/{other}    {"count"} of the other session, or {"here": false} (`homing.serving`)
 GET /sessions/{id}/hold              replies once
 POST /sessions/{id}/let-go           has come
+GET /sessions/{id}/pipe?path=…       the text that somebody writes into that FIFO
+POST /sessions/{id}/echo             the body, piece by piece
+WebSocket /sessions/{id}/talk        each text, once the session's count was added
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 import homing
 
@@ -70,6 +76,28 @@ async def let_go(request: Request) -> JSONResponse:
     return JSONResponse({})
 
 
+async def pipe(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(await asyncio.to_thread(Path(request.query_params["path"]).read_text))
+
+
+async def echo(request: Request) -> StreamingResponse:
+    # Read first: the response listens for the client's leaving, and would take the body for itself.
+    read = [chunk async for chunk in request.stream()]
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in read:
+            yield chunk
+
+    return StreamingResponse(chunks(), media_type="application/octet-stream")
+
+
+async def talk(websocket: WebSocket) -> None:
+    await websocket.accept()
+    async for text in websocket.iter_text():
+        counts[websocket.path_params["session"]] += 1
+        await websocket.send_text(f"{text} {counts[websocket.path_params['session']]}")
+
+
 app = homing.sticky(
     Starlette(
         routes=[
@@ -80,6 +108,9 @@ app = homing.sticky(
             Route("/sessions/{session}/touch/{other}", touch, methods=["POST"]),
             Route("/sessions/{session}/hold", hold),
             Route("/sessions/{session}/let-go", let_go, methods=["POST"]),
+            Route("/sessions/{session}/pipe", pipe),
+            Route("/sessions/{session}/echo", echo, methods=["POST"]),
+            WebSocketRoute("/sessions/{session}/talk", talk),
         ]
     ),
     sessions=[homing.path("/sessions/{session}")],

@@ -3,9 +3,9 @@
 Blocks, in the order of the page:
 
 - with a title: a file of that name, in a directory of the page's own;
-- `sh`: each line is run there. `homing run` and `uvicorn` start a server on a free port, in place of the one before;
-  `export NAME=VALUE` is kept for the commands after it; `python` and `curl` must succeed, and are sent to that port where
-  they name 8000;
+- `sh`: each line is run there. `homing run` and `uvicorn` start a server on a free port, in place of the one before, or,
+  with a `--port`, beside those before; `export NAME=VALUE` is kept for the commands after it; `python`, `curl` and
+  `homing rl` must succeed. Where files and commands name such a port, or 8000 for a server without one, it is the free one;
 - `text`: what the command before it printed; `…` in a line stands for anything.
 
 Not here: which pages there are, and blocks that stand for themselves (`tests/test_docs.py`).
@@ -29,7 +29,9 @@ import pytest
 from tests.support.running import ROOT, Running, running
 
 _FENCE: Final = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
-_PORT: Final = re.compile(r"\b(127\.0\.0\.1|localhost):8000\b")
+_PORT: Final = re.compile(r"\b(127\.0\.0\.1|localhost):(\d+)\b")
+_DEFAULT_PORT: Final = "8000"
+START_SECONDS: Final = 240.0
 COMMAND_SECONDS: Final = 110.0
 
 
@@ -65,7 +67,8 @@ class Story:
         self._env: dict[str, str] = {}
         self._files: dict[str, str] = {}
         self._server: contextlib.AbstractContextManager[Running] | None = None
-        self._port = 0
+        self._beside: list[contextlib.AbstractContextManager[Running]] = []
+        self._ports: dict[str, int] = {}  # as the page has them → as they are
         self._printed: str | None = None
         self.commands = 0
 
@@ -76,6 +79,8 @@ class Story:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop()
+        while self._beside:
+            self._beside.pop().__exit__(None, None, None)
 
     def tell(self, block: Block) -> None:
         """What the next block says."""
@@ -99,22 +104,32 @@ class Story:
         self.commands += 1
         if words[:2] == ["homing", "run"] or words[0] == "uvicorn":
             self._serve(words)
-        elif words[0] in ("python", "curl"):
+        elif words[0] in ("python", "curl") or words[:2] == ["homing", "rl"]:
             self._do(words)
         else:
             raise AssertionError(f"{words}: add a way to run it")
 
     def _serve(self, words: list[str]) -> None:
-        self._stop()
         command, rest = (words[:2], words[2:]) if words[0] == "homing" else (words[:1], words[1:])
         command[0] = str(self._programs / command[0])
-        assert "--port" not in rest
+        port = None
+        if "--port" in rest:
+            at = rest.index("--port")
+            port = rest[at + 1]
+            rest = [*rest[:at], *rest[at + 2 :]]
+        else:
+            self._stop()
+        self._write_files()
         env: Mapping[str, str | None] = {**self._env, "PYTHONPATH": f"{ROOT / 'src'}:{self._folder}"}
-        self._server = running(*rest, cwd=self._folder, env=env, command=command)
-        server = self._server.__enter__()
+        started = running(*rest, cwd=self._folder, env=env, command=command)
+        server = started.__enter__()
+        if port is None:
+            self._server = started
+        else:
+            self._beside.append(started)
         workers = int(rest[rest.index("--workers") + 1]) if "--workers" in rest else 1
-        server.wait_for(r"Application startup complete", count=workers)
-        self._port = server.port
+        server.wait_for(r"Application startup complete", count=workers, timeout_seconds=START_SECONDS)
+        self._ports[port or _DEFAULT_PORT] = server.port
 
     def _stop(self) -> None:
         server, self._server = self._server, None
@@ -122,15 +137,13 @@ class Story:
             server.__exit__(None, None, None)
 
     def _do(self, words: list[str]) -> None:
-        if words[0] == "python":
-            words = [str(self._programs / "python"), *words[1:]]
+        if words[0] in ("python", "homing"):
+            words = [str(self._programs / words[0]), *words[1:]]
         elif shutil.which("curl") is None:
             pytest.skip("the page uses curl, which is not installed")
         else:
             words = ["curl", "--silent", "--show-error", *words[1:]]
-        for name, text in self._files.items():
-            if _PORT.search(text):
-                (self._folder / name).write_text(self._on_port(text))
+        self._write_files()
         done = subprocess.run(
             [self._on_port(word) for word in words],
             cwd=self._folder,
@@ -143,5 +156,10 @@ class Story:
         assert done.returncode == 0, f"{words}:\n{done.stdout}\n{done.stderr}"
         self._printed = done.stdout
 
+    def _write_files(self) -> None:
+        for name, text in self._files.items():
+            if _PORT.search(text):
+                (self._folder / name).write_text(self._on_port(text))
+
     def _on_port(self, text: str) -> str:
-        return _PORT.sub(rf"\g<1>:{self._port}", text)
+        return _PORT.sub(lambda found: f"{found[1]}:{self._ports.get(found[2], found[2])}", text)

@@ -11,9 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +29,16 @@ from homing.rundir import (
     close_after_fork,
     create_session_socket_dir,
     is_worker_id,
+    leave_run_directory,
     new_worker_id,
     remove_run_directory,
     siblings_directory,
     worker_socket_path,
 )
+from homing.rundir.leftovers import begin_in
+from homing.rundir.lives import DEAD_LIVES_KEPT
+from homing.rundir.siblings import GRANIAN_WORKER
+from homing.types import WorkerId
 
 
 @pytest.fixture
@@ -209,46 +217,115 @@ def test_what_may_be_in_use_or_is_not_ours_is_not_removed(base: Path, gone: int,
 # --- siblings ---
 
 
-def _siblings(settings: str, pipe: Connection) -> None:
+def _siblings(settings: str, pipe: Connection, *_: socket.socket) -> None:
     pipe.send(siblings_directory(settings))
 
 
-def _of_spawned(*settings: str) -> list[str]:
-    context = multiprocessing.get_context("spawn")
-    found = []
-    for text in settings:
+def _of_children(
+    method: str,
+    *sockets: socket.socket | None,
+    settings: str = "a",
+    name: str | None = None,
+    target: Any = _siblings,
+) -> list[str]:
+    """What children of this process find, each handed one of `sockets`."""
+    context: Any = multiprocessing.get_context(method)
+    children = []
+    for each in sockets:
         ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_siblings, args=(text, theirs))
+        arguments = (settings, theirs, *(() if each is None else (each,)))
+        child = context.Process(target=target, args=arguments, name=name)
         child.start()
+        theirs.close()
+        children.append((child, ours))
+    found = []
+    for child, ours in children:
         found.append(ours.recv())
         child.join()
         child.close()
         ours.close()
-        theirs.close()
     return found
 
 
-def test_workers_that_one_launcher_spawned_share_a_directory_by_their_settings(base: Path) -> None:
-    first, second, other = _of_spawned("a", "a", "b")
-    assert first == second != other
+def _of_fork() -> str:
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writes, siblings_directory("a").encode())
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as file:
+        path = file.read()
+    os.waitpid(pid, 0)
+    return path
+
+
+@pytest.fixture
+def bound(base: Path) -> Iterator[list[socket.socket]]:
+    """Sockets as launchers hand them down: listening, or bound only, and one of a path."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.socket() as not_yet,
+        socket.socket(socket.AF_UNIX) as of_path,
+    ):
+        not_yet.bind(("127.0.0.1", 0))
+        of_path.bind(str(base / "public"))
+        yield [listening, not_yet, of_path]
+
+
+def test_workers_that_one_launcher_spawned_share_a_directory_by_their_sockets_and_settings(
+    base: Path, bound: list[socket.socket]
+) -> None:
+    first, *others = _of_children("spawn", *bound, *bound)
+    assert [first, *others[:2]] == others[2:]
+    (other,) = _of_children("spawn", bound[0], settings="b")
+    assert len({first, *others, other}) == 4
     assert Path(first).name.startswith(f"homing-{os.getpid()}-")
     check_run_directory(first)
 
 
-def test_workers_that_one_launcher_forked_share_a_directory(base: Path) -> None:
-    def forked() -> str:
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.write(writes, siblings_directory("a").encode())
-            os._exit(0)
-        os.close(writes)
-        with open(reads) as file:
-            path = file.read()
-        os.waitpid(pid, 0)
-        return path
+def _siblings_of_app(settings: str, pipe: Connection, *_: socket.socket) -> None:
+    """A worker whose app listens at an address of its own, and has connections."""
+    with socket.create_server(("127.0.0.1", 0)) as own, socket.create_connection(own.getsockname()):
+        _siblings(settings, pipe)
 
-    assert forked() == forked()
+
+def test_what_an_app_listens_at_itself_makes_no_difference(base: Path, bound: list[socket.socket]) -> None:
+    first = _of_children("spawn", bound[0])
+    assert first == _of_children("spawn", bound[0], target=_siblings_of_app)
+
+
+def test_workers_that_a_launcher_forked_share_a_directory(base: Path, bound: list[socket.socket]) -> None:
+    first, second = _of_fork(), _of_fork()
+    assert first == second
+    assert Path(first).name.startswith(f"homing-{os.getpid()}-")
+    bound[0].close()
+    assert _of_fork() != first  # of another server: what it listens at is not what the others do
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_servers_that_one_program_started_in_child_processes_never_meet(
+    base: Path, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # It listens itself, which a forked child inherits.
+    with socket.create_server(("127.0.0.1", 0)):
+        first, second = _of_children(method, None, None)
+    assert first != second
+    # What a forked child logs goes where pytest has it.
+    assert (
+        method == "fork"
+        or capfd.readouterr().err.count("name a directory for all of them with HOMING_SESSION_SOCKET_DIR") == 2
+    )
+
+
+def test_forked_servers_of_a_program_that_listens_nowhere_never_meet(base: Path) -> None:
+    assert _of_fork() != _of_fork()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_workers_of_granian_meet_although_each_binds_its_own_socket(base: Path, method: str) -> None:
+    first, second = _of_children(method, None, None, name=GRANIAN_WORKER)
+    assert first == second
 
 
 def test_servers_that_one_shell_or_program_started_never_meet(base: Path) -> None:
@@ -258,8 +335,96 @@ def test_servers_that_one_shell_or_program_started_never_meet(base: Path) -> Non
     shell = subprocess.run(
         ["sh", "-c", f'{sys.executable} -c "{code}"; {sys.executable} -c "{code}"'], check=True, capture_output=True
     )
+    # An app may import what gunicorn's workers are made of without being one of them.
+    imports = [sys.executable, "-c", f"import gunicorn.arbiter; {code}"]
+    runs += [subprocess.run(imports, check=True, capture_output=True).stdout for _ in range(2)]
     found = [*runs, *shell.stdout.splitlines()]
-    assert len(set(found)) == 4
+    assert len(set(found)) == 6
+
+
+def test_a_launchers_directory_goes_with_its_last_worker_if_the_launcher_has_gone(base: Path, gone: int) -> None:
+    left, held = _leftover(base, f"homing-{gone}-abc"), _leftover(base, f"homing-{gone}-def")
+    living, own = _leftover(base, f"homing-{os.getppid()}-abc"), _leftover(base, f"homing-{os.getpid()}-abc")
+    with RunDirectory.open(str(held)):
+        for path in (left, held, living, own):
+            leave_run_directory(str(path))
+        assert {path for path in (left, held, living, own) if path.exists()} == {held, living}
+
+
+# --- an explicit directory that was used before ---
+
+
+def _first_worker_of(path: Path, launcher: str) -> None:
+    begin_in(str(path), launcher)
+    with RunDirectory.open(str(path)) as run:
+        run.hold_life(new_worker_id())
+        records = path / "session-owners"
+        records.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (records / launcher).symlink_to("nowhere")
+        run.tell_apart("app of " + launcher)
+        begin_in(str(path), "another, while it is in use")
+
+
+def test_an_explicit_directory_is_emptied_by_the_first_worker_of_another_launchers_server(base: Path) -> None:
+    path = base / "named"
+    path.mkdir(mode=0o700)
+    (path / "users.own").touch()
+    _first_worker_of(path, "one")
+    _first_worker_of(path, "one")  # all its workers had died; what they owned stays gone
+    assert [entry.name for entry in (path / "session-owners").iterdir()] == ["one"]
+    _first_worker_of(path, "two")
+    assert [entry.name for entry in (path / "session-owners").iterdir()] == ["two"]
+    kinds = Counter(entry.suffix for entry in path.iterdir())
+    assert kinds == {".own": 1, ".life": 1, "": 3}, list(path.iterdir())
+
+
+def test_the_first_worker_has_a_directory_to_itself_while_it_empties_it(base: Path) -> None:
+    path = base / "named"
+    path.mkdir(mode=0o700)
+    with open_locked(path) as fd:
+        timer = threading.Timer(0.05, fcntl.flock, (fd, fcntl.LOCK_UN))
+        timer.start()
+        with RunDirectory.open(str(path)):  # waits for it
+            timer.join()
+
+
+@contextlib.contextmanager
+def open_locked(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def test_the_files_of_dead_workers_go_and_their_newest_lives_stay(path: str, run: RunDirectory) -> None:
+    dead = [new_worker_id() for _ in range(DEAD_LIVES_KEPT + 3)]
+    for number, each in enumerate(dead):
+        run.hold_life(each).close()
+        os.utime(os.path.join(path, f"{each}.life"), (number, number))
+        run.mark(each, "drained")
+    alive = new_worker_id()
+    run.hold_life(alive)
+    run.mark(alive, "stopping")
+    Path(path, "x.sock").touch()
+    run.tidy()
+    kept = {f"{each}.life" for each in (*dead[3:], alive)}
+    assert set(os.listdir(path)) == {*kept, f"{alive}.stopping", "x.sock"}
+    assert all(map(run.is_dead, dead))
+
+
+def test_apps_in_one_directory_are_told_apart_and_workers_of_one_are_not(path: str, run: RunDirectory) -> None:
+    with RunDirectory.open(path) as other:
+        assert run.tell_apart("one") == other.tell_apart("one") == ""
+        second = run.tell_apart("two" * 1000)
+        assert second == other.tell_apart("two" * 1000) != ""
+        assert other.tell_apart("three") not in ("", second)
+        for number, app in enumerate(("", second)):
+            run.hold_life(WorkerId(f"{number:032}"), app)
+            assert other.app_of(WorkerId(f"{number:032}")) == app
+        assert other.app_of(new_worker_id()) is None
 
 
 # --- the directory, held open ---

@@ -27,7 +27,7 @@ class _Commands(click.Group):
     """Sub-commands that are imported when they are named, so `homing --version` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "demo", *sorted(_added())]
+        return ["run", "ps", "top", "demo", *sorted(_added())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         match cmd_name:
@@ -35,6 +35,14 @@ class _Commands(click.Group):
                 from homing.cli.run import run
 
                 return run
+            case "ps":
+                from homing.cli.ps import ps
+
+                return ps
+            case "top":
+                from homing.cli.ps import top
+
+                return top
             case "demo":
                 from homing.cli.demo import demo
 

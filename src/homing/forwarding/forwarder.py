@@ -137,6 +137,7 @@ class Forwarder:
             ReplyCutError: the connection broke inside the reply. A WebSocket has then been closed with 1011.
             RemoteAppError: the app raised there, where the traceback was logged; react as to an app of this worker.
             NotCarriedError: the note, or the scope, cannot cross.
+            HeadTooLargeError: the scope is larger than what the owner accepts.
 
         Cancelled, it drops the connection; the request may have run.
         """

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from homing.errors import HomingError
+from homing.errors import HeadTooLargeError, HomingError
 from homing.types import Message, Scope
 
 PREFIX_BYTES: Final = 8
@@ -234,7 +234,7 @@ _HEAD_LENGTH: Final = "homing.head_length"
 
 _USUAL: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "state"}
-    | {_HEAD_LENGTH, "homing.abort", "homing.hop", "homing.session_id", "homing.acquire_session"}
+    | {_HEAD_LENGTH, "homing.abort", "homing.forwarded", "homing.hop", "homing.session_id", "homing.acquire_session"}
     | _TYPED
 )
 """A scope with no other keys takes the quick way."""
@@ -267,6 +267,7 @@ def request_head(reason: int, note: tuple[object, ...], scope: Scope, body: int,
 
     Raises:
         NotCarriedError: the note, or a key that ASGI gives every scope, cannot cross.
+        HeadTooLargeError: it is larger than what the other end accepts.
     """
     if _USUAL.issuperset(scope) and scope["type"] == "http":
         try:
@@ -325,7 +326,7 @@ def _unusual_head(reason: int, note: tuple[object, ...], scope: Scope, body: int
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
         raise NotCarriedError(f"the request cannot cross to another worker: {error}") from error
     if len(head) > MAX_HEAD_BYTES:
-        raise NotCarriedError(f"the request's head has {len(head)} bytes, and at most {MAX_HEAD_BYTES} cross")
+        raise HeadTooLargeError(f"the request's head has {len(head)} bytes, and at most {MAX_HEAD_BYTES} cross")
     return head
 
 

@@ -50,6 +50,7 @@ OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 _MINE_WITHIN_SECONDS: Final = 0.02
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 5.0
 _SENDS_WITHIN_SECONDS: Final = 1.0
 """How long a worker that is turned away may take to send what it has connected for."""
 
@@ -239,13 +240,17 @@ class Receiver:
     # --- connections ---
 
     async def _accept(self) -> None:
-        without = False
+        without, pause_seconds = False, 0.0
         while True:
             try:
                 accepted, _ = await self.loop.sock_accept(self.listener)
             except OSError as error:
+                # Giving up would make this worker silent while it counts as alive: whatever it is, the next try follows.
                 if error.errno not in (*_NO_DESCRIPTOR, errno.ECONNABORTED):
-                    raise
+                    pause_seconds = min(max(pause_seconds * 2, _NO_DESCRIPTOR_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+                    logger.exception("cannot take connections from other workers; next try in %.2f s", pause_seconds)
+                    await asyncio.sleep(pause_seconds)
+                    continue
                 # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
                 # less use than the one that waits; where there are none to let go, it is told.
                 if without:
@@ -256,7 +261,7 @@ class Receiver:
                 without = error.errno in _NO_DESCRIPTOR
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
-            without = False
+            without, pause_seconds = False, 0.0
             await self._take(accepted)
 
     async def _take(self, accepted: socket.socket) -> None:

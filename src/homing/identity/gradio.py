@@ -118,13 +118,15 @@ class GradioUploadSource(Source):
 
 
 def gradio_gone(scope: Scope) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-    """The answer of Gradio to a session that it does not know: 404; None for requests that are not Gradio's.
+    """The answer to a session whose state is lost: 404, as Gradio's own to one that it does not know; None for requests
+    that are not Gradio's.
 
-    A page whose stream gets it says that the connection was lost, and loads itself again.
+    A page that gets it says that the connection was lost, and loads itself again: that is what it does about an answer
+    with just this `error`, and about a stream that it cannot open.
     """
     if GRADIO_PATH not in path_below_root(scope):
         return None
-    body = b'{"detail":"Session not found."}'
+    body = b'{"detail":"Session not found.","error":"Connection errored out. "}'
     return 404, [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())], body
 
 

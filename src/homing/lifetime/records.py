@@ -79,6 +79,7 @@ class ResourcesSessionLifetimes:
         self._close_follows = None if close_follows_header is None else close_follows_header.lower().encode("latin-1")
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
+        self._closed = 0
 
     @property
     def judges_routes(self) -> bool:
@@ -132,6 +133,8 @@ class ResourcesSessionLifetimes:
 
     def forget(self, session_id: str) -> None:
         """Drop a session whose install a failed restore undid, so that its ownership can be released at once."""
+        kept = self._deadlines.get(session_id)
+        self._closed -= kept is not None and kept.state is _State.CLOSED
         self._deadlines.remove(session_id)
 
     def postpone(self, seconds: float) -> None:
@@ -142,11 +145,16 @@ class ResourcesSessionLifetimes:
         """Drop the sessions whose time has passed and that are not being served; return them, to be released."""
         dropped: list[str] = []
         for kept in self._deadlines.pop_due():
+            self._closed -= kept.state is _State.CLOSED
             if self._being_served(kept.key):
                 self._keep(kept.key, kept.state)
             else:
                 dropped.append(kept.key)
         return dropped
+
+    def count_ended(self) -> int:
+        """How many of the sessions kept are not open: there is nothing left of them but the way to their worker."""
+        return self._closed
 
     def __len__(self) -> int:
         """Sessions kept, so an empty one is falsy: never `lifetimes or default`."""
@@ -156,6 +164,9 @@ class ResourcesSessionLifetimes:
         return f"<ResourcesSessionLifetimes: {len(self)} sessions>"
 
     def _keep(self, session_id: str, state: _State) -> None:
+        if (kept := self._deadlines.get(session_id)) is not None:
+            self._closed -= kept.state is _State.CLOSED
+        self._closed += state is _State.CLOSED
         self._deadlines.keep(session_id, state, self._seconds[state])
 
     def _close_follows_in(self, scope: Scope) -> bool:

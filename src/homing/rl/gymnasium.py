@@ -85,23 +85,14 @@ class StepReply(BaseModel):
     info: dict[str, Any]
 
 
-class BatchItem(BaseModel):
-    """One session's step (`action`) or reset (`reset`) in a batch."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    session_id: str
-    action: Any = None
-    then_reset: bool = False
-    reset: ResetRequest | None = None
-
-
 class BatchRequest(BaseModel):
-    """`POST /batch`, for sessions of the worker that the header `x-ng-session-owner` names."""
+    """`POST /batch`, for sessions of the worker that the header `x-ng-session-owner` names.
 
-    model_config = ConfigDict(extra="forbid")
+    Each item is an object with `session_id`, and with `action` and perhaps `then_reset`, or with `reset`, an object as
+    `/reset` takes. Each is judged, and answered, by itself.
+    """
 
-    items: Annotated[list[BatchItem], Field(max_length=MAX_BATCH_ITEMS)]
+    items: Annotated[list[Any], Field(max_length=MAX_BATCH_ITEMS)]
 
 
 class BatchReply(BaseModel):
@@ -140,7 +131,8 @@ class GymnasiumServer(SessionServer[Hosted]):
         env_kwargs: For `gymnasium.make`.
         threads: How many threads environments run on, in each worker. Each environment stays on one of them.
         idle_seconds: An environment that nobody uses for so long is closed.
-        Others: as for every RL server.
+
+    The other arguments are those of every RL server (`RlServer`).
 
     Raises:
         ConfigurationError: the environment cannot be made, or one of its spaces cannot be served; the message names it.
@@ -432,6 +424,8 @@ def _reset_arguments(body: dict[str, Any], inside: str) -> tuple[int | None, dic
     """
     prefix = f"{inside}." if inside else ""
     seed, options = body.get("seed"), body.get("options")
+    if isinstance(seed, float) and seed.is_integer():
+        seed = int(seed)  # JSON knows one kind of number
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED):
         raise InvalidRequestError.about(f"{prefix}seed", f"an integer from 0 to {MAX_SEED} is expected, or null")
     if options is not None and not isinstance(options, dict):

@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
-MAX_SEED: Final = 2**63 - 1
+MAX_SEED: Final = 2**53 - 1
+"""Beyond it not everyone who reads JSON reads the same integer (RFC 8259, 6)."""
 
 
 class EpisodeOverError(ConflictError):

@@ -7,6 +7,7 @@ Not here: what the routes do.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -130,7 +131,14 @@ def add_json_route(
 
     parameters = []
     if body is not None:
-        parameters.append(inspect.Parameter("body", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=body))
+        default: Any = inspect.Parameter.empty
+        with contextlib.suppress(ValidationError):
+            # No body is an empty object.
+            TypeAdapter(body).validate_python({})
+            default = None
+        parameters.append(
+            inspect.Parameter("body", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=body, default=default)
+        )
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     endpoint.__name__ = name
     endpoint.__doc__ = description

@@ -38,7 +38,7 @@ class CallError(HomingError):
 
     Attributes:
         kind: One word of low cardinality: `session_lost`, `connection_error`, `timeout`, `server_unavailable`,
-            `server_error`, `session_conflict`, `rejected`, `bad_reply`, or what the server itself said.
+            `server_error`, `bad_reply`, `bad_url`, `rejected`, or the server's own code, such as `seed_rejected`.
         retryable: A new episode may succeed: nothing in the request itself is at fault.
         status: Of the reply; None if there was none.
         said: The server's own sentence; empty if it said none.
@@ -216,14 +216,12 @@ def refused(url: str, status: int, homing_error: str | None, document: Any, raw:
         kind, retryable = SESSION_LOST, True
     elif said is not None and retryable is not None and code:
         kind = code  # a server that says both knows best
-    elif status == 409:
-        kind = "session_conflict"
     elif status == 500:
         kind = "server_error"
     elif status in _RETRYABLE_STATUSES:
         kind = "server_unavailable"
     else:
-        kind = "rejected"
+        kind = code or "rejected"
     if retryable is None:
         retryable = status in _RETRYABLE_STATUSES
     text = f"{_where(url)} answered {status}: {detail}"[: 4 * _DETAIL_CHARACTERS]

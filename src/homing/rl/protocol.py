@@ -12,7 +12,16 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictBool,
+    StringConstraints,
+)
 
 from homing.identity import RESOURCES
 from homing.lifetime import CLOSE_FOLLOWS_HEADER
@@ -44,6 +53,17 @@ def _without_reserved_suffix(rollout_id: str) -> str:
     return rollout_id
 
 
+def _whole(value: Any) -> Any:
+    """A JSON number without a fraction is an integer, however it is written (JSON Schema, 6.3)."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("a number is expected")  # noqa: TRY004 - pydantic's own way to be told
+    return value
+
+
 RolloutId = Annotated[
     str, StringConstraints(pattern=_ROLLOUT_ID, max_length=512), AfterValidator(_without_reserved_suffix)
 ]
@@ -64,7 +84,7 @@ class EpisodeId(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     rollout_id: RolloutId
-    attempt: Annotated[int, Field(ge=0)] = 0
+    attempt: Annotated[int, Field(ge=0), BeforeValidator(_whole)] = 0
 
     @property
     def capture_key(self) -> str:
@@ -137,7 +157,7 @@ class ResourcesCloseReply(BaseModel):
 class VerifyRequest(BaseModel):
     """`POST /verify`: the task's own fields, with what the policy was asked and what it answered."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     responses_create_params: dict[str, JsonValue] = Field(default_factory=dict)
     response: dict[str, JsonValue] = Field(default_factory=dict)
@@ -155,8 +175,8 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    reward: float
-    mask_sample: bool = False
+    reward: Annotated[float, BeforeValidator(_number)]
+    mask_sample: StrictBool = False
     failure_kind: str | None = None
     failure_reason: str | None = None
 

@@ -110,7 +110,8 @@ class ResourcesServer(SessionServer[StateT]):
 
     Args:
         expose_tools_over_mcp: Serve the tools over MCP too, at `/mcp`; the seed's reply says with which token.
-        Others: as for every RL server.
+
+    The other arguments are those of every RL server (`RlServer`).
 
     Raises:
         ConfigurationError: a tool or a setting cannot work; the message says which and why.

@@ -202,7 +202,11 @@ class RlServer:
     def _run_directory(self) -> str:
         if self._options is not None and self._options.socket_dir is not None:
             return self._options.socket_dir
-        return siblings_directory(f"{type(self).__module__}.{type(self).__qualname__} {self.name}")
+        return siblings_directory(self._kind_and_name)
+
+    @property
+    def _kind_and_name(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__} {self.name}"
 
     def _make_app(self) -> FastAPI:
         @asynccontextmanager
@@ -259,6 +263,7 @@ class RlServer:
             drop=self.drop_session,
             clock=self.clock,
             leave_dir=None if options is not None else leave_run_directory,
+            app_name=None if options is not None else self._kind_and_name,
             lifespan_required=True,
             **settings,
         )

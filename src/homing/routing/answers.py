@@ -30,6 +30,10 @@ GoneReply = Callable[[Scope], Reply | None]
 """The shape a protocol gives its own *gone* answer, such as MCP's JSON-RPC error; None: the request is not its own."""
 
 
+ErrorReply = Callable[[ReplyError], Reply]
+"""The shape that a server gives every error of the router, instead of homing's own."""
+
+
 def error_reply(error: ReplyError, *, gone_status: int | None = None) -> Reply:
     """The reply for an error: JSON `{"error": {"code": …, "detail": …}}`."""
     status = error.status
@@ -43,14 +47,25 @@ def error_reply(error: ReplyError, *, gone_status: int | None = None) -> Reply:
 
 
 async def answer(
-    error: ReplyError, scope: Scope, send: Send, *, gone_status: int | None = None, gone_reply: GoneReply | None = None
+    error: ReplyError,
+    scope: Scope,
+    send: Send,
+    *,
+    gone_status: int | None = None,
+    gone_reply: GoneReply | None = None,
+    shape: ErrorReply | None = None,
 ) -> None:
     """Answer a request with an error, before anything else was sent for it.
 
     A WebSocket gets the same status as a denial response, or a plain 403 where the server has none.
     """
     of_protocol = gone_reply(scope) if gone_reply is not None and isinstance(error, SessionGoneError) else None
-    status, headers, body = of_protocol or error_reply(error, gone_status=gone_status)
+    if of_protocol is not None:
+        status, headers, body = of_protocol
+    elif shape is not None:
+        status, headers, body = shape(error)
+    else:
+        status, headers, body = error_reply(error, gone_status=gone_status)
     logger.info("answered %s %s: %s", status, error.code, error)
     if scope["type"] == "websocket":
         if _DENIAL not in (scope.get("extensions") or {}):

@@ -12,6 +12,7 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
+from homing.routing.answers import ErrorReply
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.route import Policy
 from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 DEFAULT_BACKLOG: Final = 2048
+
+
+def _none_ended() -> int:
+    return 0
 
 
 def install_session_routing(
@@ -47,10 +52,12 @@ def install_session_routing(
     drop: Callable[[str], None] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     leave_dir: Callable[[str], None] | None = None,
+    app_name: str | None = None,
     max_sessions: int | None = None,
     scatter: bool = False,
     graceful_seconds: float | None = None,
     lifespan_required: bool = False,
+    error_reply: ErrorReply | None = None,
 ) -> WorkerId | None:
     """Route this worker's requests by session ID, and serve forwarded requests on a private socket.
 
@@ -79,9 +86,11 @@ def install_session_routing(
             does not raise.
         clock: Ages cookies and resources sessions.
         leave_dir: Called with the run directory's path once the worker has closed.
+        app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         max_sessions: A start beyond so many sessions of this worker is answered 503.
         scatter: Test mode: every request first lands on a wrong worker.
         graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
+        error_reply: The shape of the router's own errors, where the server has one of its own.
         lifespan_required: The app is one that has a lifespan, so a failed one is no sign of having none.
 
     Returns:
@@ -98,6 +107,7 @@ def install_session_routing(
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
     lifetimes: SessionLifetimes
     forget: Callable[[str], None] | None
+    count_ended: Callable[[], int] = _none_ended
     if agent_sessions is not None:
         lifetimes = AgentSessionLifetimes(agent_sessions, starts)
         forget = None
@@ -111,6 +121,7 @@ def install_session_routing(
             being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108
         )
         forget = resources.forget
+        count_ended = resources.count_ended
     identity = KindIdentity(
         kind,
         session_cookie,
@@ -156,9 +167,12 @@ def install_session_routing(
             scatter=scatter,
             graceful_seconds=graceful_seconds,
             lifespan_required=lifespan_required,
+            count_ended=count_ended,
+            error_reply=error_reply,
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,
         leave_dir=leave_dir,
+        app_name=app_name,
         entry=app,
         drop=given_away,
         on_open=opened,

@@ -8,11 +8,12 @@ Not here: what is opened (`worker.py`).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 from typing import TYPE_CHECKING
 
-from homing.errors import HomingError
+from homing.errors import ConfigurationError, HomingError
 from homing.types import Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ async def run_lifespan(router: SessionRoutingMiddleware, scope: Scope, receive: 
         await router.aclose()
 
 
+def _check_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "an asyncio event loop is needed, and this server runs the app on another kind (trio, say): choose its asyncio "
+            "or uvloop workers"
+        ) from error
+
+
 class _Lifespan:
     """The events between server and app; the worker opens on the one's way out, and drains on the other's way in."""
 
@@ -75,6 +86,7 @@ class _Lifespan:
         self.answered = True
         if message["type"] == "lifespan.startup.complete":
             try:
+                _check_loop()
                 await self._router.open()
             except (HomingError, OSError) as error:
                 await self._send({"type": "lifespan.startup.failed", "message": f"homing: {error}"})

@@ -39,6 +39,9 @@ from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, Session
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
 
+FORWARDED_SCOPE_KEY: Final = "homing.forwarded"
+"""Set by `homing run`'s protocol class: told the owner that has handled a request whose session its head named."""
+
 
 class SessionRoutingMiddleware:
     """Route each request to the worker that holds its session. An ASGI app around an ASGI app.
@@ -51,6 +54,7 @@ class SessionRoutingMiddleware:
         socket_dir: Makes or finds the run directory, once the worker starts; None: one worker, nothing is routed, and
             only identity is checked (400, 409).
         leave_dir: Called with the run directory's path once the worker has closed.
+        app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         on_open: Called with the worker once it has opened, before it serves.
     """
 
@@ -66,6 +70,7 @@ class SessionRoutingMiddleware:
         *,
         socket_dir: Callable[[], str] | None,
         leave_dir: Callable[[str], None] | None = None,
+        app_name: str | None = None,
         entry: ASGIApp | None = None,
         drop: Callable[[str], None] | None = None,
         on_open: Callable[[Worker], None] | None = None,
@@ -77,6 +82,7 @@ class SessionRoutingMiddleware:
         self.worker: Worker | None = None
         self._socket_dir = socket_dir
         self._leave_dir = leave_dir
+        self._app_name = app_name
         self._entry = entry
         self._drop = drop
         self._on_open = on_open
@@ -102,6 +108,7 @@ class SessionRoutingMiddleware:
             self.lifetimes,
             owner_timeout_seconds=self.policy.owner_timeout_seconds,
             graceful_seconds=self.policy.graceful_seconds,
+            app=self._app_name,
             drop=self._drop,
         )
         await worker.open(
@@ -165,6 +172,7 @@ class SessionRoutingMiddleware:
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
+        forwarded: Callable[[WorkerId], None] | None = scope.pop(FORWARDED_SCOPE_KEY, None)
         if hop is not None and (self.worker is None or self.worker.drained):
             # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
             hop.not_mine()
@@ -173,6 +181,7 @@ class SessionRoutingMiddleware:
             if hop is None:
                 named = self.identity.from_head(scope)
                 if named is None:
+                    forwarded = None
                     named, receive = await self.identity.from_body(scope, receive)
             else:
                 named = named_from(hop.note)
@@ -189,11 +198,23 @@ class SessionRoutingMiddleware:
                 if request is None:
                     routing = Routing(worker, self.policy, named, hop, scope, receive, send)
                     request = await routing.route()
+                    if request is None and forwarded is not None and routing.forwarded_to is not None:
+                        forwarded(routing.forwarded_to)
                     receive = routing.receive
         except ReplyError as error:
             if undecided is not None:
                 undecided.mine()
-            await answer(error, scope, send, gone_status=self.policy.gone_status, gone_reply=self.policy.gone_reply)
+            if self.worker is not None:
+                self.worker.answers[error.code] += 1
+            policy = self.policy
+            await answer(
+                error,
+                scope,
+                send,
+                gone_status=policy.gone_status,
+                gone_reply=policy.gone_reply,
+                shape=policy.error_reply,
+            )
             return
         except ReplyCutError:
             if kind == "websocket":
@@ -219,22 +240,29 @@ class SessionRoutingMiddleware:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
             scope[SESSION_ACQUIRE_SCOPE_KEY] = request.acquire
         watch = ReplyWatch(request, scope, self._identity_of_replies, send, self.policy.sees_use)
+        if worker is not None:
+            worker.served += 1
+            worker.serving += 1
+            if hop is not None:
+                worker.received += 1
         failed = True
         try:
             await self.app(scope, receive, watch.send)
             failed = False
-        except Exception:
-            if request.unrecorded is None:
-                # A handler that raises after its whole reply has done what it said.
-                failed = not watch.complete
+        except BaseException as error:
+            # A handler that raises after its whole reply has done what it said, whatever it raises (SystemExit too).
+            failed = request.unrecorded is not None or not watch.complete
+            if request.unrecorded is None or not isinstance(error, Exception):
                 raise
         finally:
             if scope.get(ENDED_SCOPE_KEY):
                 request.end()
+            if worker is not None:
+                worker.serving -= 1
             request.leave(arrived, failed=failed)
         if request.unrecorded is not None:
             if not watch.begun:
-                await answer(request.unrecorded, scope, send)
+                await answer(request.unrecorded, scope, send, shape=self.policy.error_reply)
             elif cut is None:
                 raise ReplyCutError("the reply made a session known that could not be recorded")
             else:

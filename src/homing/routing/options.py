@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,6 +61,15 @@ class RoutingOptions:
         secret = None if self.secret is None else "…"
         shown = {name: getattr(self, name) for name in self.__slots__}
         return f"RoutingOptions({', '.join(f'{k}={v!r}' for k, v in (shown | {'secret': secret}).items())})"
+
+    @property
+    def app(self) -> str:
+        """What tells an app from another by how its sessions are told, in a few words.
+
+        How they are treated is left out: a server whose idle time was changed goes on with the same sessions.
+        """
+        told = (self.sessions, self.learn, self.starts, self.ends, self.preset)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:24]
 
     @property
     def tells_sessions(self) -> bool:

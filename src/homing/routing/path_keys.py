@@ -30,12 +30,12 @@ class _Binding:
 class PathKeys:
     """The path keys that this worker holds, each for as long as a session bound to it runs here."""
 
-    def __init__(self, run_directory: RunDirectory, worker_id: WorkerId) -> None:
+    def __init__(self, run_directory: RunDirectory, worker_id: WorkerId, *, kind: str = PATH) -> None:
         self._bindings: dict[SessionId, _Binding] = {}
         self._bound: Counter[str] = Counter()
         self._here = worker_id
         self._run_directory = run_directory
-        self.owners = SessionOwners(run_directory.path, worker_id, self._holds, kind=PATH, run_directory=run_directory)
+        self.owners = SessionOwners(run_directory.path, worker_id, self._holds, kind=kind, run_directory=run_directory)
 
     def __repr__(self) -> str:
         return f"<PathKeys {self._here[:6]}: {len(self._bound)} keys of {len(self._bindings)} sessions>"

@@ -224,7 +224,9 @@ class _Touch:
 
     def __exit__(self, *details: object) -> None:
         if self._worker.lifetimes.holds(self._session_id):
-            self._worker.lifetimes.served(self._session_id, _TOUCH_SCOPE, 200)
+            # With no status, as a request that only counts: the client did not ask for this session, so one that has
+            # ended stays ended.
+            self._worker.lifetimes.served(self._session_id, _TOUCH_SCOPE, None)
         self._serving.__exit__(None, None, None)
 
 

@@ -25,7 +25,7 @@ from homing.errors import (
 from homing.forwarding.base import Hop
 from homing.forwarding.replay import Replayable
 from homing.identity import Named
-from homing.routing.answers import GoneReply
+from homing.routing.answers import ErrorReply, GoneReply
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
 from homing.routing.request import RoutedRequest, new_session_id
 from homing.routing.worker import Worker
@@ -51,6 +51,7 @@ class Policy:
         adopts: A session that nobody owns is served where its request lands; else it is *gone*.
         sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
         gone_status, gone_reply: The shape of *gone*.
+        error_reply: The shape of every error; `gone_reply` goes before it.
         max_sessions: Over it, a declared start is refused. Sessions that have ended do not count, starts under way do.
         count_ended: How many of this worker's sessions have ended.
         unnamed_start: Told the scope and status of a start that succeeded, and named no session.
@@ -63,6 +64,7 @@ class Policy:
     sees_use: bool = False
     gone_status: int | None = None
     gone_reply: GoneReply | None = None
+    error_reply: ErrorReply | None = None
     max_sessions: int | None = None
     count_ended: Callable[[], int] = _none
     unnamed_start: Callable[[Scope, int], object] = _nothing
@@ -90,12 +92,13 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
 
 
 class Routing:
-    """One request's look-ups. `receive` is what the handler must read from afterwards.
+    """One request's look-ups. `receive` is what the handler must read from afterwards; `forwarded_to` is the session's owner,
+    once that has handled the request.
 
     Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
     """
 
-    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "receive")
+    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "forwarded_to", "receive")
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class Routing:
         self._scope = scope
         self._send = send
         self.receive = receive
+        self.forwarded_to: WorkerId | None = None
 
     async def route(self) -> RoutedRequest | None:
         """The request, entered, if it is to be served here; None if it was handled elsewhere or answered *not mine*.
@@ -298,7 +302,7 @@ class Routing:
     async def _forward(self, owner: WorkerId, reason: Reason, records: SessionOwners, key: str) -> bool:
         """True: handled there. False: not delivered, and the record has to be looked at again."""
         try:
-            return await self._worker.forwarder.forward(
+            handled = await self._worker.forwarder.forward(
                 owner, reason, note_of(self._named), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
@@ -306,6 +310,9 @@ class Routing:
             if records.owner(key) != owner:
                 return False
             raise OwnerGoneError(key, owner) from error
+        if handled and reason is Reason.OWNED:
+            self.forwarded_to = owner
+        return handled
 
     async def _scattered(self) -> bool:
         """Test mode: a request that arrived at the right worker makes a detour through a wrong one."""

@@ -141,7 +141,14 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         backlog=options.backlog,
         lifespan_required=options.lifespan_required,
     )
-    socket_dir = None if options.workers == 1 else _run_directory(options)
+    # Two routed apps of one module may be set up alike, and are two all the same: siblings make them in the same order.
+    # Where the directory is given, its giver says that there is one.
+    app_name = options.app
+    if options.socket_dir is None:
+        number = _alike[app_name]
+        _alike[app_name] += 1
+        app_name += f" {number}"
+    socket_dir = None if options.workers == 1 else _run_directory(options.socket_dir, app_name)
     router = SessionRoutingMiddleware(
         app,
         identity,
@@ -149,24 +156,18 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         policy,
         socket_dir=socket_dir,
         leave_dir=None if options.socket_dir is not None else leave_run_directory,
+        app_name=app_name,
     )
     return router
 
 
-def _run_directory(options: RoutingOptions) -> Callable[[], str]:
+def _run_directory(given: str | None, app_name: str) -> Callable[[], str]:
     """Where this server's workers meet: looked up when a worker starts, in its own process."""
-    if options.socket_dir is not None:
-        given = options.socket_dir
-        return lambda: given
-    # Two routed apps of one module may be set up alike, and are two all the same: siblings make them in the same order.
-    settings = repr(options)
-    number = _alike[settings]
-    _alike[settings] += 1
-    return lambda: siblings_directory(f"{settings} {number}")
+    return lambda: siblings_directory(app_name) if given is None else given
 
 
 _alike: Counter[str] = Counter()
-"""How many routers of each settings this process has made."""
+"""How many routers of apps that tell sessions alike this process has made."""
 
 
 def request_of(scope: Scope) -> RoutedRequest:

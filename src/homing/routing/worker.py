@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from types import FrameType
@@ -32,7 +33,7 @@ from homing.lifetime.base import SessionLifetimes
 from homing.routing.path_keys import PathKeys
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
-from homing.types import PATH, ASGIApp, WorkerId
+from homing.types import PATH, SESSION, ASGIApp, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _DRAIN_POLL_SECONDS: Final = 0.05
 
 _ANSWERS: Final = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
 
-_current: WorkerId | None = None
+_current: Worker | None = None
 
 
 def worker_id() -> WorkerId:
@@ -57,11 +58,19 @@ def worker_id() -> WorkerId:
     """
     if _current is None:
         raise LookupError("no homing worker runs in this process: call worker_id() once the server has started")
+    return _current.id
+
+
+def current_worker() -> Worker | None:
+    """What this process's routed server has open; None before it has started, and where nothing is routed."""
     return _current
 
 
 class Worker:
     """One worker of a server that has several. Owns everything it opens; `aclose` is safe to call twice.
+
+    Args:
+        app: Tells the apps apart that share a run directory; None: its sessions are those of the directory.
 
     Attributes:
         id: New at every start of a process.
@@ -69,6 +78,9 @@ class Worker:
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
         starting: Starts under way whose sessions have no ID yet.
+        serving: Requests whose handler is running.
+        served: Requests whose handler has been called, `received` from other workers among them.
+        answers: Replies of homing's own, by their code.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -80,12 +92,15 @@ class Worker:
         *,
         owner_timeout_seconds: float,
         graceful_seconds: float | None,
+        app: str | None = None,
         drop: Callable[[str], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = identifier
         self.lifetimes = lifetimes
         self.starting = 0
+        self.serving = self.served = self.received = 0
+        self.answers: Counter[str] = Counter()
         self.drained = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
@@ -94,12 +109,19 @@ class Worker:
         self._receiver: Receiver | None = None
         with ExitStack() as opening:
             self.run_directory = opening.enter_context(RunDirectory.open(socket_dir))
+            self.run_directory.tidy()
+            self._app = apart = "" if app is None else self.run_directory.tell_apart(app)
             # Before the first record and before the private socket: a worker without a life is dead.
-            opening.callback(self.run_directory.hold_life(identifier).close)
+            opening.callback(self.run_directory.hold_life(identifier, apart).close)
             self.owners = SessionOwners(
-                socket_dir, identifier, lifetimes.holds, drop=drop, run_directory=self.run_directory
+                socket_dir,
+                identifier,
+                lifetimes.holds,
+                kind=SESSION + apart,
+                drop=drop,
+                run_directory=self.run_directory,
             )
-            self.path_keys = PathKeys(self.run_directory, identifier)
+            self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
             self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
@@ -146,7 +168,7 @@ class Worker:
         except BaseException:
             await self.aclose()
             raise
-        _current = self.id
+        _current = self
         logger.info("worker %s [%d] serves", self.id, os.getpid())
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
@@ -195,7 +217,8 @@ class Worker:
     def _others_still_drain(self) -> bool:
         try:
             draining = self.run_directory.marks("stopping") - self.run_directory.marks("drained") - {self.id}
-            return any(not self.run_directory.is_dead(each) for each in draining)
+            # A worker of another app forwards nothing here, and one of this very process may drain only after this one.
+            return any(self._serves_same(each) and not self.run_directory.is_dead(each) for each in draining)
         except HomingError as error:
             logger.warning("not waiting for the other workers: %s", error)
             return False
@@ -203,17 +226,26 @@ class Worker:
     async def aclose(self) -> None:
         """Close everything, the private socket after the last handler and the life lock last."""
         global _current  # noqa: PLW0603
-        if _current == self.id:
+        if _current is self:
             _current = None
         await self._stack.aclose()
+
+    def count_ended(self) -> int:
+        """How many of this worker's sessions have ended, and are in their close retry window."""
+        count = getattr(self.lifetimes, "count_ended", None)
+        return 0 if count is None else int(count())
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
         others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
+        others = [each for each in others if self._serves_same(each)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
+    def _serves_same(self, worker_id: WorkerId) -> bool:
+        return self.run_directory.app_of(worker_id) == self._app
+
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
-        owners = self.path_keys.owners if kind == PATH else self.owners
+        owners = self.path_keys.owners if kind == self.path_keys.owners.kind else self.owners
         given = await owners.give(key, WorkerId(asker), timeout_seconds=self._owner_timeout_seconds, hung_up=hung_up)
         return _ANSWERS[given]
 
@@ -251,12 +283,17 @@ def _stop_signals_marked(mark: Callable[[], None]) -> Iterator[None]:
         before = previous[number]
         if callable(before):
             before(number, frame)
-        elif before == signal.SIG_DFL:
+        else:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     for number in stops:
-        previous[number] = signal.getsignal(number)
+        before = signal.getsignal(number)
+        # One that is ignored (hypercorn's workers ignore SIGINT) stops nobody; one whose handler is not Python's (None)
+        # could be neither called nor put back.
+        if before is None or before == signal.SIG_IGN:
+            continue
+        previous[number] = before
         signal.signal(number, handle)
     try:
         yield

@@ -3,10 +3,15 @@
 A *run directory* is 0700, ours, and not a link. It holds, flat and small:
 
     <worker ID>.sock       the private socket of a worker
+    <worker ID>.conn       where a worker is given connections
     <worker ID>.life       locked exclusively by that worker while it lives
     <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    page, server.json      what workers and supervisor say of themselves
+    server.lock            held by the supervisor while its server runs
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
+    first-app              which app's keys are of the plain kind, where several apps share the directory
+    begun-by               which launcher's server an explicit directory belongs to
     session-owners/        the owner records, up to a million: never list it on the event loop
 
 Invariant: *dead* is proved, not guessed. A worker locks `<worker ID>.life` before that name exists, and keeps the lock
@@ -17,42 +22,51 @@ Everything that proves a worker alive is closed in a forked child, which would o
 Not here: what an owner record says (`homing.directory`), what a private socket carries (`homing.forwarding`).
 """
 
+from homing.rundir.checks import check_run_directory
 from homing.rundir.forks import close_after_fork, run_in_forked_child
+from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
+    PAGE_NAME,
+    SERVER_DESCRIPTION,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
+    SITES_DIR,
     boot_id,
     is_worker_id,
     new_worker_id,
+    worker_handoff_path,
     worker_socket_path,
 )
-from homing.rundir.places import (
-    check_run_directory,
-    create_session_socket_dir,
-    leave_run_directory,
-    made_by_launcher,
-    remove_run_directory,
-    siblings_directory,
-)
+from homing.rundir.places import create_session_socket_dir, remove_run_directory, run_directory_bases
+from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
+    "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
+    "PAGE_NAME",
+    "SERVER_DESCRIPTION",
+    "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
     "SESSION_SOCKET_DIR_ENV",
+    "SITES_DIR",
     "Life",
     "RunDirectory",
     "boot_id",
     "check_run_directory",
     "close_after_fork",
     "create_session_socket_dir",
+    "empty",
     "is_worker_id",
     "leave_run_directory",
     "made_by_launcher",
     "new_worker_id",
     "remove_run_directory",
+    "run_directory_bases",
     "run_in_forked_child",
     "siblings_directory",
+    "worker_handoff_path",
     "worker_socket_path",
 ]

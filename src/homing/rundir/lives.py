@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
+from typing import Final
 
 from homing.errors import DirectoryError, RunDirectoryError
+from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory, check_status
 from homing.rundir.forks import run_in_forked_child
+from homing.rundir.leftovers import FIRST_APP
 from homing.rundir.names import is_worker_id
-from homing.rundir.places import DIRECTORY_FLAGS, check_run_directory, check_status
 from homing.types import WorkerId
 
 _LIFE_NAME = re.compile(r"([0-9a-f]{32})\.life")
+_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|stopping|drained)")
+
+_MAX_APP_BYTES: Final = 256
+
+SHARE_SECONDS: Final = 0.5
+_SHARE_POLL_SECONDS: Final = 0.005
+
+DEAD_LIVES_KEPT: Final = 256
+"""How many dead workers' life files stay: they tell which died first. The ones that go count as dead all the same."""
 
 
 class Life:
@@ -69,7 +83,7 @@ class RunDirectory:
             raise RunDirectoryError(f"the run directory {path} cannot be opened: {error.strerror}") from error
         try:
             check_status(path, os.fstat(fd))
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _share(fd)
             _check_same(path, fd)
         except OSError as error:
             os.close(fd)
@@ -93,8 +107,8 @@ class RunDirectory:
         except OSError:
             return False
 
-    def hold_life(self, worker_id: WorkerId) -> Life:
-        """Become alive as `worker_id`; do this before the private socket opens.
+    def hold_life(self, worker_id: WorkerId, app: str = "") -> Life:
+        """Become alive as `worker_id`, a worker of `app` (`tell_apart`); do this before the private socket opens.
 
         Raises:
             RunDirectoryError: the file cannot be made, or a worker of this ID lives or has lived.
@@ -110,6 +124,7 @@ class RunDirectory:
             # Locked under a name that nobody tests, then linked: the life file of a live worker never exists unlocked.
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(fd, app.encode())
                 os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
             finally:
                 os.unlink(prepared, dir_fd=self.fd)
@@ -158,10 +173,59 @@ class RunDirectory:
             os.close(fd)
         return True
 
+    def app_of(self, worker_id: WorkerId) -> str | None:
+        """The app that a worker serves, as it gave it to `hold_life`; None if it cannot be told, as of one long dead."""
+        try:
+            fd = os.open(
+                f"{worker_id}.life", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.fd
+            )
+        except OSError:
+            return None
+        try:
+            return os.read(fd, _MAX_APP_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
     def live_workers(self) -> list[WorkerId]:
-        """Every worker of this directory that is alive now, this one included."""
+        """Every worker of this directory that is alive now, this one included, whatever app it serves."""
         found = [WorkerId(match[1]) for match in map(_LIFE_NAME.fullmatch, self.names()) if match]
         return [worker_id for worker_id in found if not self.is_dead(worker_id)]
+
+    def tidy(self) -> None:
+        """Remove the files of dead workers, their newest life files excepted: a missing one says *dead* as well.
+
+        Raises:
+            DirectoryError: the directory cannot be read, or a worker's life not be told.
+        """
+        files: dict[WorkerId, list[str]] = {}
+        for name in self.names():
+            if (match := _FILE_NAME.fullmatch(name)) is not None:
+                files.setdefault(WorkerId(match[1]), []).append(name)
+        # A worker's first file is its life file, which is locked before it has this name; so none of these is starting.
+        dead = sorted((each for each in files if self.is_dead(each)), key=self.lived_since, reverse=True)
+        for place, worker_id in enumerate(dead):
+            for name in files[worker_id]:
+                if place >= DEAD_LIVES_KEPT or not name.endswith(".life"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=self.fd)
+
+    def tell_apart(self, app: str) -> str:
+        """What to add to the kinds of an app's keys, so that several apps in one directory never share a session.
+
+        Empty for the app that was here first, and for all workers of that app; else a short text that is `app`'s alone.
+
+        Raises:
+            DirectoryError: it cannot be told.
+        """
+        try:
+            name = hashlib.sha256(app.encode()).hexdigest()[:24]
+            with contextlib.suppress(FileExistsError):
+                os.symlink(name, FIRST_APP, dir_fd=self.fd)
+            return "" if os.readlink(FIRST_APP, dir_fd=self.fd) == name else f" {name}"
+        except OSError as error:
+            raise DirectoryError(f"the apps in {self.path} cannot be told apart: {error.strerror}") from error
 
     def lived_since(self, worker_id: WorkerId) -> float:
         """When a worker started, by the file system's clock, to compare workers with; 0 if its life file is missing."""
@@ -232,6 +296,20 @@ def _state(state: str) -> str:
     if state not in {"stopping", "drained"}:
         raise ValueError(f'a mark is "stopping" or "drained", not {state!r}')
     return state
+
+
+def _share(fd: int) -> None:
+    """Lock the directory, waiting for one that just sees whether it is in use, or empties it of what is left there."""
+    deadline = time.monotonic() + SHARE_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_SHARE_POLL_SECONDS)  # as a worker starts, before it serves anything
+        else:
+            return
 
 
 def _check_same(path: str, fd: int) -> None:

@@ -19,6 +19,18 @@ SESSION_SOCKET_DIR_ENV: Final = "HOMING_SESSION_SOCKET_DIR"
 SESSION_OWNERS_DIR: Final = "session-owners"
 """The directory of the owner records, in the run directory."""
 
+SITES_DIR: Final = "sites"
+"""The directory, in a run directory, of the lock files of sites that browser sessions share."""
+
+SERVER_DESCRIPTION: Final = "server.json"
+"""What the supervisor says of its server (`homing.watch`)."""
+
+PAGE_NAME: Final = "page"
+"""What the workers say of themselves (`homing.watch`)."""
+
+EPISODES_DIR: Final = "episodes"
+"""The directory, in a run directory, of who runs an episode and who waits to."""
+
 MAX_SOCKET_PATH_BYTES: Final = 107
 """What `sun_path` holds on Linux (108) less its NUL; Python refuses more when it binds."""
 
@@ -41,7 +53,15 @@ def worker_socket_path(socket_dir: str, routing_id: str) -> str:
     Raises:
         RunDirectoryError: the path has more than 107 bytes, which no Unix socket can be bound to.
     """
-    path = os.path.join(socket_dir, f"{routing_id}.sock")
+    return _checked(os.path.join(socket_dir, f"{routing_id}.sock"))
+
+
+def worker_handoff_path(socket_dir: str, routing_id: str) -> str:
+    """The path of the socket through which a worker is given connections; as long as the private socket's."""
+    return _checked(os.path.join(socket_dir, f"{routing_id}.conn"))
+
+
+def _checked(path: str) -> str:
     size = len(os.fsencode(path))
     if size > MAX_SOCKET_PATH_BYTES:
         raise RunDirectoryError(

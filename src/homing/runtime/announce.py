@@ -7,27 +7,63 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Final
 
 import homing
 from homing.identity import SignedCookieSource
 from homing.routing.options import RoutingOptions
-from homing.runtime.config import RunConfig
+from homing.runtime.config import RoutedBy, RunConfig
 
 logger = logging.getLogger(__name__)
 
+_THE_APPS: Final = "sessions as the app itself declares them"
 
-def announce(config: RunConfig, run_dir: str | None) -> None:
+_OPTIONS: Final = {
+    "sessions": "--session",
+    "learn": "--learn",
+    "starts": "--start",
+    "ends": "--end",
+    "preset": "--preset",
+    "idle_seconds": "--idle",
+    "unowned": "--unowned",
+    "gone_status": "--gone",
+    "secret": "--secret-env",
+    "max_body_bytes": "--max-body",
+    "owner_timeout_seconds": "--owner-timeout",
+    "max_sessions_per_worker": "--max-sessions-per-worker",
+    "scatter": "--scatter",
+}
+
+_HEEDED: Final = frozenset({"owner_timeout_seconds", "max_sessions_per_worker", "scatter"})
+"""What an app that asks how its server runs makes use of."""
+
+
+def announce(config: RunConfig, run_dir: str | None, routed_by: RoutedBy) -> None:
     """Say how this server runs, and what in its options ends sessions or has no effect."""
+    told = how_sessions_are_named(config.routing)
+    if routed_by is RoutedBy.APP or (routed_by is RoutedBy.APP_AS_TOLD and config.workers > 1):
+        told = _THE_APPS
     workers = "1 worker" if config.workers == 1 else f"{config.workers} workers"
     where = f", run directory {run_dir}" if run_dir else ""
-    logger.info("homing %s: %s, %s%s", homing.__version__, workers, how_sessions_are_named(config.routing), where)
+    logger.info("homing %s: %s, %s%s", homing.__version__, workers, told, where)
     if config.limit_max_requests is not None:
         logger.warning(
             "--limit-max-requests %d: a worker ends after it has accepted so many requests (a forwarded one counts "
             "where it was accepted), and its sessions end with it",
             config.limit_max_requests,
         )
-    if config.routing is not None:
+    if config.handoff and not config.moves_connections:
+        logger.info(
+            "connections stay where they were accepted, and requests are forwarded: only --http httptools of a uvicorn that homing was tested with moves them"
+        )
+    if routed_by is not RoutedBy.HOMING_RUN:
+        if options := _options_without_effect(config.routing, routed_by):
+            logger.warning(
+                "%s ha%s no effect: the app routes itself (such as by homing.sticky), and what it says there counts",
+                ", ".join(options),
+                "s" if len(options) == 1 else "ve",
+            )
+    elif config.routing is not None:
         for line in _doubts(config.routing):
             logger.warning("%s", line)
 
@@ -41,7 +77,7 @@ def how_sessions_are_named(routing: RoutingOptions | None) -> str:
     if checked.preset is not None:
         named.append(f"preset {checked.preset.name}")
     if not named:
-        return "which holds every session" if routing.workers == 1 else "sessions as the app itself declares them"
+        return "which holds every session" if routing.workers == 1 else _THE_APPS
     words = [f"sessions named by {', '.join(named)}"]
     words += [f"learned from {source.spec}" for source in checked.learn]
     words += [f"started by {route}" for route in checked.starts.routes]
@@ -49,6 +85,16 @@ def how_sessions_are_named(routing: RoutingOptions | None) -> str:
     if routing.workers != 1:
         words.append(f"unowned: {'adopt' if checked.adopts else 'refuse'}")
     return ", ".join(words)
+
+
+def _options_without_effect(routing: RoutingOptions | None, routed_by: RoutedBy) -> list[str]:
+    """The options about sessions that were given, as the command line has them, and that the app does not heed."""
+    if routing is None:
+        return ["--no-sessions"]
+    default = RoutingOptions()
+    given = [name for name in _OPTIONS if getattr(routing, name) != getattr(default, name)]
+    heeded = _HEEDED if routed_by is RoutedBy.APP_AS_TOLD else frozenset()
+    return [_OPTIONS[name] for name in given if name not in heeded]
 
 
 def _doubts(routing: RoutingOptions) -> Iterator[str]:

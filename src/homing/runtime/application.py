@@ -88,15 +88,18 @@ def is_routed(app: object) -> bool:
     return _routed_part(app) is not None
 
 
-def tell_routing(app: object, options: RoutingOptions) -> None:
+def tell_routing(app: object, options: RoutingOptions) -> bool:
     """Tell an app that routes itself how its server runs: the run directory, the number of workers, and its limits.
 
-    Only an app that asks for it, by a method `use_routing_options`, is told; called once, before the app starts.
+    Only an app that asks for it, by a method `use_routing_options`, is told; called once, before the app starts. Returns
+    whether it did.
     """
     routed = _routed_part(app)
     use = getattr(routed, "use_routing_options", None)
-    if callable(use):
-        use(options)
+    if not callable(use):
+        return False
+    use(options)
+    return True
 
 
 def _routed_part(app: object) -> object | None:

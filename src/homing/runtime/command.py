@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -33,11 +34,13 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
+from homing.runtime.metrics import serve_metrics
 from homing.runtime.secret import keep_server_secret, make_server_secret
 from homing.runtime.server_directory import open_server_directory
 from homing.runtime.supervisor import raise_open_files_limit, serve
 from homing.runtime.underneath import check_uvicorn
 from homing.runtime.worker import HomingServer, Loaded, Ready
+from homing.watch import Description, describe
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,14 @@ class OwnOption(click.Option):
         self.allow_from_autoenv = False
 
 
-OWN_APPS_OPTIONS: Final = ("owner_timeout_seconds", "max_sessions_per_worker", "scatter", "run_dir")
+OWN_APPS_OPTIONS: Final = (
+    "owner_timeout_seconds",
+    "max_sessions_per_worker",
+    "scatter",
+    "no_handoff",
+    "metrics_port",
+    "run_dir",
+)
 """What of homing's own options is left to choose for an app that declares its sessions itself."""
 
 _OF_THE_APP: Final = (
@@ -159,7 +169,20 @@ def own_options() -> list[OwnOption]:
             help="Test mode: every request first lands on a wrong worker, to see that the app works when forwarded.",
         ),
         OwnOption(
+            ["--no-handoff"],
+            is_flag=True,
+            help="A client's connection stays at the worker that accepted it. By default a clear-text HTTP/1.1 connection "
+            "that keeps asking for sessions of one other worker moves there.",
+        ),
+        OwnOption(
             ["--no-sessions"], is_flag=True, help="Several workers without routing: any worker serves any request."
+        ),
+        OwnOption(
+            ["--metrics-port"],
+            metavar="PORT",
+            type=click.IntRange(0, 65535),
+            help="Serve Prometheus metrics of the whole server on this port of 127.0.0.1; 0: any free port. "
+            "[default: none]",
         ),
         OwnOption(
             ["--run-dir"],
@@ -239,10 +262,12 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     config.routing = _routing(own, config)
     if config.routing is not None:
         config.routing.checked()
+        # The test mode sends each request astray on purpose; a connection that moved would not go astray again.
+        config.handoff = workers > 1 and not (own["no_handoff"] or own["scatter"])
     make_server_secret()
     try:
         if workers > 1:
-            _serve_many(config, own["run_dir"])
+            _serve_many(config, own["run_dir"], own["metrics_port"])
         else:
             _serve_one(config)
     finally:
@@ -302,6 +327,10 @@ def _refuse_what_cannot_work(
         if unwanted:
             given = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in unwanted)
             raise ConfigurationError(f"--no-sessions leaves nothing to route: use either --no-sessions or {given}")
+    if own["metrics_port"] is not None and (workers == 1 or own["no_sessions"]):
+        raise ConfigurationError(
+            "--metrics-port shows how requests find their workers: use it with --workers 2 or more, routed"
+        )
     if workers == 1:
         return
     if server.get("reload"):
@@ -381,21 +410,39 @@ def _secret(variable: str | None) -> str | None:
 # --- serving ---
 
 
-def _serve_many(config: RunConfig, run_dir: str | None) -> None:
+def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None) -> None:
     with contextlib.ExitStack() as stack:
         path = None
         if config.routing is not None:
             path = stack.enter_context(open_server_directory(run_dir))
             config.routing = replace(config.routing, socket_dir=path)
         listener = stack.enter_context(config.bind_socket())
+        if path is not None:
+            stack.enter_context(describe(path, _description(config, listener)))
+            if metrics_port is not None:
+                stack.enter_context(serve_metrics(path, metrics_port))
 
-        def announce_both() -> None:
+        def announce_both(loaded: Loaded) -> None:
             config.announce_address(listener)
-            announce(config, path)
+            announce(config, path, loaded.routing)
 
         # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
         with contextlib.suppress(KeyboardInterrupt):
             serve(config, [listener], announce_both)
+
+
+def _description(config: RunConfig, listener: socket.socket) -> Description:
+    app = (
+        config.app if isinstance(config.app, str) else f"{type(config.app).__module__}:{type(config.app).__qualname__}"
+    )
+    return Description(
+        pid=os.getpid(),
+        address=config.uds or f"{config.host}:{listener.getsockname()[1]}",
+        app=app,
+        workers=config.workers,
+        started=time.time(),
+        version=homing.__version__,
+    )
 
 
 def _serve_one(config: RunConfig) -> None:
@@ -432,4 +479,4 @@ def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
 
 def _told(config: RunConfig, what: Loaded | Ready) -> None:
     if isinstance(what, Loaded):
-        announce(config, None)
+        announce(config, None, what.routing)

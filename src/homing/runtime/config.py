@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import enum
 import errno
 import logging
 import os
@@ -25,8 +26,18 @@ from homing.routing import build
 from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
+from homing.runtime.handoff import Handoffs
+from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
+
+
+class RoutedBy(enum.Enum):
+    """Who says how the sessions of an app are told and treated."""
+
+    HOMING_RUN = "the options of the command"
+    APP = "the app itself, which has homing's router in it"
+    APP_AS_TOLD = "the app itself, which takes the command's limits and test mode"
 
 
 class RunConfig(Config):
@@ -34,6 +45,9 @@ class RunConfig(Config):
 
     Attributes:
         routing: How sessions are told and treated; None leaves the app as it is (`--no-sessions`).
+        routed_by: Who says how sessions are told, once the app is loaded.
+        handoff: Connections may move to the worker whose sessions they ask for.
+        handoffs: How they do, once the worker serves.
     """
 
     def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
@@ -41,9 +55,17 @@ class RunConfig(Config):
             options["log_config"] = _logging_config()
         super().__init__(app, **options)
         self.routing = routing
+        self.routed_by = RoutedBy.HOMING_RUN
+        self.handoff = False
+        self.handoffs: Handoffs | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
+
+    @property
+    def moves_connections(self) -> bool:
+        """Whether connections can move under the HTTP protocol that was chosen."""
+        return self.http == _PROTOCOL and connections_can_move()
 
     @property
     def asgi_version(self) -> Literal["2.0", "3.0"]:
@@ -99,8 +121,9 @@ class RunConfig(Config):
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
             # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
             os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
-        if loaded.routed and self.routing is not None:
-            tell_routing(loaded.app, self.routing)
+        if loaded.routed:
+            told = self.routing is not None and tell_routing(loaded.app, self.routing)
+            self.routed_by = RoutedBy.APP_AS_TOLD if told else RoutedBy.APP
         if self.routing is None or loaded.routed:
             return loaded.app
         if self.routing.tells_sessions:

@@ -1,4 +1,5 @@
-"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, one write for a short one.
+"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, one write for a short one,
+and connections that move to another worker.
 
 uvicorn with httptools appends a request's trailers to the list of headers that the app sees; a trailer never names a
 session, so the length of the head is kept. A reply that was cut must look cut: one that ends with its connection
@@ -7,7 +8,8 @@ session, so the length of the head is kept. A reply that was cut must look cut: 
 uvicorn writes a reply's head and its body apart. A write to a TCP socket costs about 6 µs, as much as the parsing of the
 whole request, so the head waits for a body that follows in the same turn of the event loop.
 
-Not here: other protocols. Under h11 or zttp neither key is set, and all headers count.
+Not here: other protocols. Under h11 or zttp no key is set, all headers count, and connections stay. How a connection gets
+to another worker is in `handoff.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from homing.identity import HEAD_LENGTH_SCOPE_KEY
-from homing.routing.middleware import ABORT_SCOPE_KEY
+from homing.routing.middleware import ABORT_SCOPE_KEY, FORWARDED_SCOPE_KEY
+from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
+from homing.types import WorkerId
 
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -71,6 +75,11 @@ class ReplyWriter:
         if held is not None and not self._transport.is_closing():
             self._transport.write(held)
 
+    @property
+    def empty(self) -> bool:
+        """Nothing is held back, and the transport has sent all that it was given."""
+        return self._held is None and not self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         self.flush()
         self._transport.close()
@@ -80,16 +89,28 @@ class ReplyWriter:
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol, which also sets two keys of an HTTP scope.
+    """uvicorn's httptools protocol, which also sets up to three keys of an HTTP scope.
 
     `homing.head_length`: how many of the headers are the head's (int); later ones are trailers.
     `homing.abort`: a callable without arguments that resets the client's connection.
+    `homing.forwarded`: where connections may move, a callable that is told which other worker has handled the request.
     """
+
+    # What is mostly so stands on the class.
+    _moves = 0
+    _requests = 0
+    _asked_for: WorkerId | None = None
+    """The other worker that handled the connection's last request; what follows says how many in a row."""
+    _asked_at = 0
+    _in_a_row = 0
 
     def on_headers_complete(self) -> None:
         scope = cast("dict[str, Any]", self.scope)
         scope[HEAD_LENGTH_SCOPE_KEY] = len(self.headers)
         scope[ABORT_SCOPE_KEY] = self.reset_connection
+        if self._handoffs is not None:
+            self._requests += 1
+            scope[FORWARDED_SCOPE_KEY] = self.forwarded
         super().on_headers_complete()
         cycle = self.cycle
         # A HEAD's reply is complete without another write, and the protocol may close the connection at once after it.
@@ -100,6 +121,50 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._replies = ReplyWriter(transport, self.loop)
+        self._handoffs: Handoffs | None = None
+        if self.scheme == "http" and self._moves < MAX_MOVES:
+            self._handoffs = getattr(self.config, "handoffs", None)
+        if self._moves:
+            # Idle, as it was at the worker that it comes from, and for as long.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    # --- moving to another worker ---
+
+    def has_moved(self, moves: int) -> None:
+        """Say, before it is connected, that this connection comes from another worker, and has moved so often."""
+        self._moves = moves
+
+    def forwarded(self, owner: WorkerId) -> None:
+        """`owner` has handled this connection's last request. The second in a row takes the connection there."""
+        follows = owner == self._asked_for and self._requests == self._asked_at + 1
+        self._in_a_row = self._in_a_row + 1 if follows else 1
+        self._asked_for = owner
+        self._asked_at = self._requests
+        if self._in_a_row >= MOVES_AFTER:
+            # Once the reply is on its way: the server has handed its end to the transport, which writes it in this turn.
+            self.loop.call_soon(self._move, owner)
+
+    def _move(self, owner: WorkerId) -> None:
+        """Give the connection to `owner`, if it is idle; else it stays, and the next forwarded request tries again."""
+        cycle = self.cycle
+        idle = (
+            self.scope is cycle.scope  # nothing of a next request was read
+            and cycle.response_complete
+            and not cycle.more_body
+            and cycle.keep_alive
+            and not self.pipeline
+            and not self.transport.is_closing()
+            and self._replies.empty
+        )
+        if not idle or self._handoffs is None:
+            return
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        if self._handoffs.give(owner, descriptor, self._moves + 1):
+            # Nothing can have been read in between: this is one block without an await.
+            self._unset_keepalive_if_required()
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         self._replies.flush()

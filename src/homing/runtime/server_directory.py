@@ -11,24 +11,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
-from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir import (
-    SESSION_OWNERS_DIR,
+    SERVER_LOCK,
     SESSION_SOCKET_DIR_ENV,
     RunDirectory,
     create_session_socket_dir,
-    is_worker_id,
+    empty,
     new_worker_id,
     remove_run_directory,
     worker_socket_path,
 )
-
-SERVER_LOCK: Final = "server.lock"
-"""Locked exclusively by the supervisor while its server runs."""
 
 
 @contextlib.contextmanager
@@ -52,9 +47,9 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
         stack.callback(os.close, lock)
         if users_own:
             _refuse_live_workers(path)
-            _empty(path)
+            empty(path)
             # Only what no other server uses is emptied, so not before here.
-            stack.callback(_empty, path)
+            stack.callback(empty, path)
         yield path
 
 
@@ -77,20 +72,3 @@ def _refuse_live_workers(path: str) -> None:
         raise RunDirectoryError(
             f"the run directory {path} is in use by {alive} running workers; stop them, or name another with --run-dir"
         )
-
-
-def _empty(path: str) -> None:
-    """Remove what a server left, the lock excepted; a user's own directory stays, and so does what is not ours."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in list(os.scandir(path)):
-            if entry.name == SERVER_LOCK or not _is_ours(entry.name):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
-
-
-def _is_ours(name: str) -> bool:
-    return name in (SESSION_OWNERS_DIR, "owners.lock") or is_worker_id(name.removeprefix(".").partition(".")[0])

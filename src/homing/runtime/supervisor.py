@@ -59,7 +59,7 @@ class Worker:
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
         self._heartbeat = Heartbeat(TICK_SECONDS)
-        self.loaded = False
+        self.loaded: Loaded | None = None
         self.ready = False
         self.failed: Failed | None = None
         self.stopping = False
@@ -89,7 +89,7 @@ class Worker:
                 message = self._link.recv()
                 self._heartbeat.heard()
                 if isinstance(message, Loaded):
-                    self.loaded = True
+                    self.loaded = message
                 elif isinstance(message, Ready):
                     self.ready = True
                 elif isinstance(message, Failed):
@@ -147,13 +147,13 @@ class Supervisor(Multiprocess):
 
     config: RunConfig
 
-    def __init__(self, config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
+    def __init__(self, config: RunConfig, sockets: list[socket.socket], announce: Callable[[Loaded], None]) -> None:
         # Where SIGTTIN and SIGTTOU add and remove workers, `processes_num` is the count.
         super().__init__(config, sockets)
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
         self._to_restart: list[_Slot] = []
-        self._announce: Callable[[], None] | None = announce
+        self._announce: Callable[[Loaded], None] | None = announce
         self._all_were_ready = False
         self._failure: Failed | None = None
 
@@ -192,9 +192,11 @@ class Supervisor(Multiprocess):
         for slot in self._slots:
             self._look_at(slot)
         self._go_on_restarting()
-        if self._announce is not None and any(worker.loaded for worker in self._workers()):
-            self._announce()
-            self._announce = None
+        if self._announce is not None:
+            loaded = next((worker.loaded for worker in self._workers() if worker.loaded is not None), None)
+            if loaded is not None:
+                self._announce(loaded)
+                self._announce = None
         if not self._all_were_ready and all(slot.worker is not None and slot.worker.ready for slot in self._slots):
             self._all_were_ready = True
             logger.info("all %d workers are ready", len(self._slots))
@@ -376,7 +378,7 @@ def _startup_line(pid: int, exit_code: int | None) -> str:
     return f"worker [{pid}] exited before it could serve ({_exit_text(exit_code)})"
 
 
-def serve(config: RunConfig, sockets: list[socket.socket], announce: Callable[[], None]) -> None:
+def serve(config: RunConfig, sockets: list[socket.socket], announce: Callable[[Loaded], None]) -> None:
     """Run the workers of `config` on `sockets` until a signal stops the server. `announce`: as for `Supervisor`.
 
     Raises:

@@ -40,10 +40,28 @@ _NAMES = (
     # worker.py
     "uvicorn.server:Server.run",
     "uvicorn.server:Server.startup",
+    # protocol.py
+    "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_headers_complete",
+    "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.timeout_keep_alive_handler",
+    "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol._unset_keepalive_if_required",
     # cli/run.py
     "uvicorn.main:main.params",
     "uvicorn.supervisors:ChangeReload",
 )
+
+_ATTRIBUTES_OF_A_CONNECTION = (
+    "config",
+    "cycle",
+    "loop",
+    "pipeline",
+    "scheme",
+    "scope",
+    "timeout_keep_alive",
+    "timeout_keep_alive_task",
+    "transport",
+)
+_ATTRIBUTES_OF_A_CYCLE = ("keep_alive", "more_body", "response_complete", "scope")
+"""What a connection needs to be seen idle, and to be given to another worker."""
 
 _PARAMETERS = {
     "uvicorn._subprocess:get_subprocess": ("config", "target", "sockets"),
@@ -58,6 +76,15 @@ def _resolve(name: str) -> object:
     for attribute in attributes.split("."):
         found = getattr(found, attribute)
     return found
+
+
+def connections_can_move() -> bool:
+    """Whether uvicorn's HTTP protocol with httptools has what a connection needs to move to another worker."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+    return set(_ATTRIBUTES_OF_A_CONNECTION) <= set(HttpToolsProtocol.__init__.__code__.co_names) and set(
+        _ATTRIBUTES_OF_A_CYCLE
+    ) <= set(RequestResponseCycle.__init__.__code__.co_names)
 
 
 def check_uvicorn() -> None:

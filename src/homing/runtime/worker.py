@@ -9,6 +9,7 @@ Not here: starting and replacing workers (`supervisor.py`).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -25,8 +26,12 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import Server
 
 from homing.errors import ConfigurationError, HomingError, StartupError
+from homing.routing.worker import current_worker
 from homing.rundir import close_after_fork
-from homing.runtime.config import RunConfig, address_line
+from homing.runtime.config import RoutedBy, RunConfig, address_line
+from homing.runtime.handoff import Handoffs
+from homing.runtime.protocol import HomingHttpToolsProtocol
+from homing.runtime.publisher import Publisher
 from homing.runtime.secret import keep_server_secret
 
 logger = logging.getLogger(__name__)
@@ -40,6 +45,8 @@ _ORPHAN_GRACE_SECONDS: Final = 2.5
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The app was loaded and can be routed; its start-up follows."""
+
+    routing: RoutedBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,14 @@ class HomingServer(Server):
     def __init__(self, config: RunConfig, told: Callable[[Loaded | Ready], None]) -> None:
         super().__init__(config)
         self._tell = told
+        self._publisher: Publisher | None = None
 
     def run(self, sockets: list[socket] | None = None) -> None:
         self.config.check_loop()
         super().run(sockets)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        self._tell(Loaded())
+        self._tell(Loaded(self.config.routed_by))
         try:
             await super().startup(sockets=sockets)
         except OSError as error:
@@ -98,7 +106,42 @@ class HomingServer(Server):
             await self.lifespan.shutdown()
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
+            self._open_handoffs()
+            await self._publish()
             self._tell(Ready())
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        # Before the server goes through its connections: one that comes here later would be cut off with no word.
+        if self.config.handoffs is not None:
+            await self.config.handoffs.aclose()
+        if self._publisher is not None:
+            await self._publisher.aclose()
+        await super().shutdown(sockets)
+
+    def _open_handoffs(self) -> None:
+        worker = current_worker()
+        if worker is None or not (self.config.handoff and self.config.moves_connections):
+            return
+        self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
+
+    async def _publish(self) -> None:
+        worker = current_worker()
+        if worker is not None:
+            self._publisher = Publisher(worker, self.config.handoffs)
+            await self._publisher.start()
+
+    async def _adopt(self, connection: socket, moves: int) -> None:
+        """Serve a connection that another worker gave, as one that was accepted here."""
+
+        def make_protocol() -> HomingHttpToolsProtocol:
+            # As uvicorn's own `Server.startup` makes it.
+            protocol = HomingHttpToolsProtocol(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            protocol.has_moved(moves)
+            return protocol
+
+        await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
 
 
 class WorkerServer(HomingServer):

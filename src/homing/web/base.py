@@ -50,7 +50,7 @@ class Backend(Protocol):
         ...
 
     async def evaluate(self, final_answer: str | None) -> VerifierResult:
-        """The verdict. Called once; later calls of the session's clients get the same one from the manager."""
+        """The verdict. Called until it gives one, which later calls of the session's clients then get too."""
         ...
 
     async def close(self) -> None:

@@ -55,8 +55,8 @@ class Task(BaseModel):
     seed: int | None = None
     intent: str | None = None
     start_urls: tuple[str, ...] = ()
-    sites: tuple[str, ...] = ()
-    site_locks: tuple[str, ...] = ()
+    sites: tuple[str, ...] = Field(default=(), max_length=64)
+    site_locks: tuple[str, ...] = Field(default=(), max_length=64)
     mutation_class: Literal["read_only", "session_only", "state_changing"] = "state_changing"
     input_images: tuple[str, ...] = ()
     runtime_profile: str | None = None
@@ -192,3 +192,32 @@ class VerifierResult(BaseModel):
     evidence: tuple[str, ...] = ()
     verifier_version: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class SeedReply(BaseModel):
+    """What a seed gives.
+
+    Attributes:
+        info: The backend's, with the site lease's and the browser lease's facts under `site` and `browser`.
+    """
+
+    session_id: str
+    task_id: str
+    status: SessionStatus
+    observation: Observation
+    info: dict[str, Any] = Field(default_factory=dict)
+
+
+class SessionState(BaseModel):
+    """What there is to say about a session without touching it. Times are seconds since the epoch."""
+
+    session_id: str
+    benchmark: str
+    task_id: str
+    status: SessionStatus
+    created_at: float
+    last_access_at: float
+    site_lease_id: str | None = None
+    browser_lease_id: str | None = None
+    browser_provider: str | None = None
+    browser_transport: str | None = None

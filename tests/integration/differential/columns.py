@@ -1,4 +1,5 @@
-"""One case in three columns: a plain server, served where it arrives, and through a forced forward; then compared.
+"""One case in four columns: a plain server, served where it arrives, through a forced forward, and through a connection
+that has moved to the owner; then compared.
 
 A case is a coroutine function that plays it at one `Column`: it sends bytes, waits for what the app does, and returns what
 was seen, as plain values. `differ` plays it at each column and fails, with a diff, unless all have seen the same.
@@ -42,15 +43,16 @@ LARGE_BYTES = 64 * 1024
 """Longer bytes are compared by their length and SHA-256: a diff of them helps nobody."""
 REJECTED = b"Invalid HTTP request received."
 """The body of uvicorn's own 400: no app has seen such a request."""
-PLAIN, LOCAL, FORWARDED = "plain", "local", "forwarded"
-ALL = (PLAIN, LOCAL, FORWARDED)
+PLAIN, LOCAL, FORWARDED, ADOPTED = "plain", "local", "forwarded", "adopted"
+ALL = (PLAIN, LOCAL, FORWARDED, ADOPTED)
+_MOST_TRIES = 40
 
 _DATE = re.compile(rb"(?im)^date: [^\r\n]+")
 
 
 @dataclass
 class Column:
-    """One of the three ways to serve a case.
+    """One of the ways to serve a case.
 
     Attributes:
         arrives: The worker whose port the client connects to.
@@ -92,7 +94,20 @@ class Column:
     @asynccontextmanager
     async def connect(self, **options: Any) -> AsyncIterator[Wire]:
         async with self.pair.connect(self.arrives, **options) as wire:
+            if self.name == ADOPTED:
+                await self._move(wire)
             yield wire
+
+    async def _move(self, wire: Wire) -> None:
+        """Ask for the session until the connection has moved to its owner: a request without a session shows where it is."""
+        for _ in range(_MOST_TRIES):
+            for headers in ([(SESSION_HEADER, self.session)], [(SESSION_HEADER, self.session)], []):
+                await wire.send(raw.request("GET", self.pair.path("/"), headers))
+                reply = await wire.reply()
+                assert reply.status == 200, f"{reply!r}"
+            if reply.body.split()[0] == self.serves.encode():
+                return
+        raise AssertionError(f"the connection has not moved: {reply!r}")
 
     async def performance(self, n: int = 0, **options: Any) -> Performance:
         """The nth request at the app; checks that the right worker has it."""
@@ -190,8 +205,11 @@ async def differ(
     session = await pair.start_session()
     number = pair.number()
     ways = {PLAIN: (pair.plain, "plain"), LOCAL: (pair.owner, "owner"), FORWARDED: (pair.front, "owner")}
+    ways[ADOPTED] = ways[FORWARDED]
     if HOMING == "plain":
-        ways[FORWARDED] = (pair.front, "front")
+        ways[FORWARDED] = ways[ADOPTED] = (pair.front, "front")
+    if pair.tls is not None:
+        columns = [name for name in columns if name != ADOPTED]  # such a connection does not move
     made = [Column(name, pair, *ways[name], session, number) for name in columns]
     if one_by_one:
         results = [await play(column) for column in made]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import os
 import resource
 import socket
@@ -443,6 +444,36 @@ def test_a_worker_that_has_no_descriptor_left_takes_the_request_once_it_has(
 
     run(test())
     assert "cannot take a connection" in caplog.text
+
+
+def test_an_error_that_nobody_expects_does_not_make_a_worker_silent(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count as alive, and every request for its sessions would wait for its owner timeout."""
+
+    async def test() -> None:
+        async with raw_forwarder(ok) as (receiver, first):
+            await first.write(GET)
+            assert await first.read_frame()
+            loop, errors = asyncio.get_running_loop(), [errno.EPERM, errno.EIO]
+            accept = loop.sock_accept
+
+            async def failing(sock: socket.socket) -> Any:
+                if errors:
+                    raise OSError(errors.pop(), "as the kernel might say")
+                return await accept(sock)
+
+            monkeypatch.setattr(loop, "sock_accept", failing)
+            # The accept under way is the last good one.
+            for peer in [await connect(receiver.listener.getsockname()) for _ in range(2)]:
+                await peer.write(GET)
+                assert await peer.read_frame()
+                peer.close()
+            assert errors == []
+            monkeypatch.undo()
+
+    run(test())
+    assert caplog.text.count("cannot take connections from other workers; next try in") == 2
 
 
 @contextlib.contextmanager

@@ -112,3 +112,25 @@ def test_episodes_whose_workers_are_killed_are_masked_as_lost_or_tried_again_and
     see_every_verdict_right(out, count)
     assert summary.retried == len(lost)
     see_everything_gone(servers)
+
+
+SCATTER = {"resources": ("--scatter",), "agent": ("--scatter",)}
+"""Every request to a server with sessions first lands at a wrong worker."""
+
+
+def test_every_verdict_is_right_when_every_request_lands_at_a_wrong_worker(tmp_path: Path) -> None:
+    workers = {"model": 1, "resources": 3, "agent": 3, "environment": 1}
+    with episode_servers(workers, options=SCATTER) as servers:
+        collect(servers, tmp_path, 40, concurrency=16)
+        see_every_verdict_right(tmp_path / "out.jsonl", 40)
+        see_everything_gone(servers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mcp", ["0", "1"])
+def test_five_hundred_scattered_episodes_and_every_verdict_is_right(tmp_path: Path, mcp: str) -> None:
+    with episode_servers(dict.fromkeys(SERVERS, 4), options=SCATTER, mcp=mcp) as servers:
+        summary, out = collect(servers, tmp_path, 500, concurrency=64)
+        see_every_verdict_right(out, 500)
+        assert (summary.valid, summary.episodes) == (500, 500)
+        see_everything_gone(servers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.support import rl_envs
-from tests.support.running import HOMING, ROOT, Running, running
+from tests.support.running import HOMING, ROOT, Running, environment, running
 
 from homing.rl import RemoteEnv, RemoteError, RemoteVectorEnv
 from homing.rl.calls import Caller
@@ -227,7 +229,7 @@ def test_a_step_before_a_reset_is_refused_and_leaves_no_cookie(count: Running) -
     assert "set-cookie" not in refused.headers
 
 
-@pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**63}, {"options": [1]}])
+@pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**53}, {"options": [1]}])
 def test_a_bad_reset_is_refused_by_name(count: Running, body: dict[str, Any]) -> None:
     caller = Caller(url(count))
     refused = caller.post("/reset", body)
@@ -336,9 +338,91 @@ def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
     assert caller.post("/step", {"action": 0}).code == "session_lost"
 
 
+def test_a_limit_of_sessions_counts_the_open_ones() -> None:
+    options = ("tests.support.rl_envs:Count-v0", "--max-sessions-per-worker", "2")
+    with served(*options, workers=2) as server:
+        opened: list[Caller] = []
+        while (answer := (caller := Caller(url(server))).post("/reset")).status == 200:
+            opened.append(caller)
+            assert len(opened) <= 4
+        assert (answer.status, answer.code) == (503, "session_limit")
+        assert len(opened) >= 2
+        for caller in opened:
+            assert caller.post("/close_session").status == 200
+        assert Caller(url(server)).post("/reset").status == 200
+        server.stop()
+
+
 def test_open_environments_are_closed_as_the_server_stops() -> None:
     with served("tests.support.rl_envs:Count-v0", workers=1) as server:
         Caller(url(server)).post("/reset")
         Caller(url(server)).post("/reset", {"options": {"failing_closes": 9}})
         server.stop()
         assert len(server.find("was not released")) == 1
+
+
+def test_the_example_learns_through_four_workers_as_it_does_in_process() -> None:
+    def curve(*arguments: str) -> str:
+        command = [sys.executable, "-m", "examples.q_learning", "--steps", "600", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100, check=True
+        )
+        return done.stdout
+
+    with served("FrozenLake-v1", "--env-kwargs", '{"is_slippery": false}', workers=4) as server:
+        remote = curve(url(server))
+        workers = {Caller(url(server)).call("GET", "/healthz").content["worker"] for _ in range(40)}
+        assert server.stop() == 0
+    assert remote == curve()
+    shares = [float(line.split()[2]) for line in remote.splitlines()]
+    assert shares[0] < 0.3
+    assert shares[-1] > 0.7
+    assert len(workers) > 1
+
+
+@pytest.mark.timeout(300)
+def test_a_thousand_sessions_at_once_on_four_workers() -> None:
+    number = 1000
+    with served("tests.support.rl_envs:Count-v0", workers=4) as server:
+        with contextlib.closing(RemoteVectorEnv(url(server), number)) as env:
+            _, infos = env.reset(seed=1)
+            for count in range(1, 6):
+                observations, rewards, _, _, infos = env.step(np.arange(number) % 2)
+                assert observations.tolist() == [[float(count)]] * number
+                assert rewards.tolist() == [float(place % 2) for place in range(number)]
+            assert len(set(infos["pid"])) > 1
+        with contextlib.closing(RemoteVectorEnv(url(server), number, batch=False)) as env:
+            env.reset(seed=1)
+            observations = env.step(np.ones(number, dtype=np.int64))[0]
+            assert observations.tolist() == [[1.0]] * number
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_100_000_steps_are_what_they_are_in_process() -> None:
+    number = 100
+    with served("CartPole-v1", workers=4) as server:
+        local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * number)
+        remote = RemoteVectorEnv(url(server), number)
+        with contextlib.closing(local), contextlib.closing(remote):
+            local.action_space.seed(11)
+            assert data_equivalence(remote.reset(seed=5), local.reset(seed=5), exact=True)
+            for _ in range(1000):
+                actions = local.action_space.sample()
+                assert data_equivalence(remote.step(actions), local.step(actions), exact=True)
+        assert server.stop() == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_20_000_open_sessions_on_one_server_each_keep_their_count() -> None:
+    number = 20_000
+    with served("tests.support.rl_envs:Count-v0", workers=2) as server:
+        with contextlib.closing(RemoteVectorEnv(url(server), number)) as env:
+            env.reset()
+            for count in range(1, 4):
+                observations = env.step(np.ones(number, dtype=np.int64))[0]
+                assert (observations == count).all()
+        assert server.stop() == 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.running import ROOT, Running, running
+from tests.support.running import HOMING, ROOT, Running, running
 
 from homing.rl.calls import Answer, Caller
 from homing.rl.testing import check_resources_server
@@ -323,3 +324,21 @@ def test_a_session_of_a_killed_worker_is_said_to_be_gone(server: Running, url: s
         gone = caller.post(path)
         assert (gone.status, gone.code) == (410, "session_gone")
     assert caller.post("/close_session", session).status == 410
+
+
+OTHER_LAUNCHERS = {
+    "one worker": ((*HOMING, "run"), ("--workers", "1"), 1),
+    "scatter": ((*HOMING, "run"), ("--workers", "2", "--scatter"), 2),
+    "plain uvicorn": ((sys.executable, "-m", "uvicorn"), ("--workers", "2"), 2),
+}
+
+
+@pytest.mark.parametrize("launcher", OTHER_LAUNCHERS)
+def test_the_contract_holds_under_any_launcher(launcher: str) -> None:
+    command, options, workers = OTHER_LAUNCHERS[launcher]
+    with running("tests.support.rl_servers:counter", *options, cwd=ROOT, command=command) as server:
+        server.wait_for("Application startup complete", workers)
+        server.wait_for("Uvicorn running on")
+        check_resources_server(f"http://127.0.0.1:{server.port}")
+        server.stop()
+        assert "Traceback" not in server.log

@@ -8,16 +8,16 @@ import pytest
 
 from homing.routing.options import RoutingOptions
 from homing.runtime.announce import announce
-from homing.runtime.config import RunConfig
+from homing.runtime.config import RoutedBy, RunConfig
 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Any:
-    def of(*, workers: int = 4, **options: Any) -> tuple[str, list[str]]:
+    def of(*, workers: int = 4, routed_by: RoutedBy = RoutedBy.HOMING_RUN, **options: Any) -> tuple[str, list[str]]:
         caplog.clear()
         caplog.set_level("INFO", logger="homing")
         config = RunConfig("a:b", routing=RoutingOptions(workers=workers, **options), workers=workers, log_config=None)
-        announce(config, None)
+        announce(config, None, routed_by)
         first, *warnings = caplog.records
         assert {record.levelname for record in warnings} <= {"WARNING"}
         return first.getMessage().partition(": ")[2], [record.getMessage() for record in warnings]
@@ -59,3 +59,14 @@ def test_what_has_no_effect_is_warned_of(said: Any) -> None:
     (line,) = said(sessions=("cookie:a",), secret="s")[1]
     assert line.startswith("--secret-env has no effect")
     assert said(sessions=("signed-cookie:session:sid",), secret="s")[1] == []
+
+
+def test_options_about_sessions_are_said_to_have_no_effect_on_an_app_that_routes_itself(said: Any) -> None:
+    by_app, as_told = RoutedBy.APP, RoutedBy.APP_AS_TOLD
+    summary, (line,) = said(sessions=PATH, gone_status=404, idle_seconds=60, routed_by=by_app)
+    assert summary == "4 workers, sessions as the app itself declares them"
+    assert line.startswith("--session, --idle, --gone have no effect: the app routes itself")
+    assert said(scatter=True, routed_by=by_app)[1][0].startswith("--scatter has no effect")
+    assert said(scatter=True, max_sessions_per_worker=3, routed_by=as_told) == (summary, [])
+    assert said(sessions=PATH, scatter=True, routed_by=as_told)[1][0].startswith("--session has no effect")
+    assert said(routed_by=by_app) == (summary, [])

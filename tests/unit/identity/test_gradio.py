@@ -106,4 +106,4 @@ def test_gone_is_answered_as_gradio_does_and_only_to_its_own_requests() -> None:
     answered = reply(request("POST", "/demo/gradio_api/queue/join"))
     assert answered is not None
     assert answered[0] == PRESETS["gradio"].gone_status == 404
-    assert json.loads(answered[2]) == {"detail": "Session not found."}
+    assert json.loads(answered[2]) == {"detail": "Session not found.", "error": "Connection errored out. "}

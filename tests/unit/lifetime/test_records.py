@@ -304,6 +304,7 @@ class AnyRequests(RuleBasedStateMachine):
         held = {session for session in "abc" if self.kept.lifetimes.holds(session)}
         assert held == self.open | set(self.until)
         assert len(self.kept.lifetimes) == len(held)
+        assert self.kept.lifetimes.count_ended() == len(held - self.open)
 
 
 TestAnyRequests = AnyRequests.TestCase

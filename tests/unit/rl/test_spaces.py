@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 from gymnasium.utils.env_checker import data_equivalence
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from pydantic_core import from_json
@@ -40,7 +40,12 @@ leaves = st.one_of(
     st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 1000), min_size=1, max_size=4)),
     st.builds(spaces.MultiBinary, st.integers(1, 5)),
     st.builds(spaces.MultiBinary, st.lists(st.integers(1, 3), min_size=2, max_size=3)),
-    st.builds(lambda n, chars: spaces.Text(n, charset=chars), st.integers(1, 9), st.text(min_size=1, max_size=9)),
+    # Without NUL: numpy drops it at a text's end, so a Text with it gives samples that it takes for none of its own.
+    st.builds(
+        lambda n, chars: spaces.Text(n, charset=chars),
+        st.integers(1, 9),
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=9),
+    ),
 )
 nested: st.SearchStrategy[Space[Any]] = st.recursive(
     leaves,
@@ -66,7 +71,7 @@ def decoded_form(space: Space[Any], value: Any) -> Any:
     return value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(space=nested, binary=st.booleans())
 def test_a_space_and_its_samples_come_back_as_they_were(space: Space[Any], binary: bool) -> None:
     codec = codec_for(space)
@@ -78,7 +83,7 @@ def test_a_space_and_its_samples_come_back_as_they_were(space: Space[Any], binar
     assert data_equivalence(decoded, decoded_form(space, value), exact=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), dtype=st.sampled_from([np.float32, np.float64]), binary=st.booleans())
 def test_every_float_comes_back_bit_for_bit(data: st.DataObject, dtype: Any, binary: bool) -> None:
     space = spaces.Box(-np.inf, np.inf, (3,), dtype)
@@ -155,7 +160,7 @@ def test_what_is_no_value_is_refused_and_named(key: str, content: Any, named: st
     assert refused.value.detail.startswith(f"{named}: ")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     content=st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.binary(max_size=9)),

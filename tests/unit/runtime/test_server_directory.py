@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from homing.errors import RunDirectoryError
-from homing.rundir import RunDirectory, new_worker_id
-from homing.runtime.server_directory import SERVER_LOCK, open_server_directory
+from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id
+from homing.runtime.server_directory import open_server_directory
 
 
 def test_a_new_directory_is_ours_alone_and_removed_with_all_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,22 @@ import pytest
 import uvicorn.supervisors.multiprocess
 
 from homing.errors import ConfigurationError
-from homing.runtime.underneath import check_uvicorn
+from homing.runtime.underneath import check_uvicorn, connections_can_move
 
 
 def test_the_installed_uvicorn_is_known() -> None:
     check_uvicorn()
+
+
+def test_connections_move_under_the_installed_uvicorn_and_stay_under_one_that_lacks_what_that_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert connections_can_move()
+
+    def other(self: object) -> None: ...
+
+    monkeypatch.setattr("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.__init__", other)
+    assert not connections_can_move()
 
 
 def test_a_uvicorn_without_a_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

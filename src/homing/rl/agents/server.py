@@ -143,6 +143,12 @@ class AgentServer(RlServer):
         """
         return None
 
+    # --- what it has ---
+
+    def open_sessions(self) -> list[AgentSession]:
+        """The sessions that are open at this worker."""
+        return self._records.open_sessions()
+
     # --- how long this worker owns its sessions ---
 
     def agent_sessions(self) -> AgentServer:

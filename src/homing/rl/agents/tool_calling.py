@@ -28,7 +28,8 @@ class ToolCallingAgent(AgentServer):
         model_api: `"chat"` asks `/chat/completions`, `"responses"` asks `/responses`.
         api_key: By default `OPENAI_API_KEY`; an endpoint that needs none gets a placeholder.
         max_steps: How often the model is asked at most in one activation; one that wants more ends incomplete.
-        model_timeout_seconds, tool_timeout_seconds: For one call.
+        model_timeout_seconds: For one call of the model.
+        tool_timeout_seconds: For one call of a tool.
         model_retries: How often a call that the endpoint did not answer, or answered 429 or 5xx, is repeated.
         settings: As for `AgentServer`.
     """

@@ -65,7 +65,7 @@ def demo(workers: int, episodes: int, concurrency: int, as_json: bool) -> None:
         summary, interrupted = run_until_interrupted(collector)
         show.close()
         right = _count_right(results, episodes)
-    title = f"{episodes} rollouts, four servers of {workers} workers, a new connection for every call"
+    title = f"{episodes} rollouts, 4 servers, {workers} workers each"
     print_summary(summary, title, as_json=as_json, more={"verdicts_right": right})
     if interrupted:
         sys.exit(INTERRUPTED_EXIT_CODE)

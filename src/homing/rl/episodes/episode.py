@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 from dataclasses import dataclass
@@ -31,9 +32,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 ToolTransport: TypeAlias = Literal["direct_http", "mcp"]
 Stage: TypeAlias = Literal["admission", "seed", "agent", "cleanup", "verification"]
-
-STOP_GRACE_SECONDS: Final = 5.0
-"""How long an agent that was stopped at its deadline may take to answer with what it has."""
 
 CLOSE_RETRY_SECONDS: Final = 0.5
 
@@ -60,6 +58,7 @@ class EpisodeSettings:
         resources_url, agent_url: The servers' addresses.
         tool_transports: What the agent is given: the resources server's tools as plain routes, over MCP, or both.
         agent_timeout_seconds: After it, the agent is stopped, and what it has is verified. None: no such deadline.
+        stop_grace_seconds: How long an agent that was stopped may take to answer with what it has; then it is cut off.
         call_timeout_seconds: For every call but the activation; one that takes longer is a fault, and no verdict.
         cleanup_timeout_seconds: For all closes of an episode together.
         training_token_capture: Activations go below `…/training-token-capture`, where a model server captures tokens.
@@ -69,6 +68,7 @@ class EpisodeSettings:
     agent_url: str
     tool_transports: tuple[ToolTransport, ...] = ("direct_http",)
     agent_timeout_seconds: float | None = None
+    stop_grace_seconds: float = 5.0
     call_timeout_seconds: float = 60.0
     cleanup_timeout_seconds: float = 30.0
     training_token_capture: bool = False
@@ -237,7 +237,7 @@ class Episode:
                     {"reason": "deadline"},
                     self._agent_cookies,
                 )
-            done, _ = await asyncio.wait({call}, timeout=STOP_GRACE_SECONDS)
+            done, _ = await asyncio.wait({call}, timeout=self._settings.stop_grace_seconds)
             # Not done: cutting the call off ends the activation, and the close then tells what it had.
             return (self._response(call.result()) if done else None), True
         finally:
@@ -253,11 +253,12 @@ class Episode:
                 stage="agent",
                 terminal=True,
             )
-        if not isinstance(observation, str):
+        if observation is None:
             return params
+        text = observation if isinstance(observation, str) else json.dumps(observation)
         asked = params.get("input")
         before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}] if asked else []
-        return {**params, "input": [*before, {"role": "user", "content": observation}]}
+        return {**params, "input": [*before, {"role": "user", "content": text}]}
 
     def _response(self, document: Any) -> dict[str, Any]:
         if not isinstance(document, dict):

@@ -32,13 +32,10 @@ from homing.rl.json_route import add_error_replies, add_json_route, json_respons
 from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions
-from homing.rundir import leave_run_directory, siblings_directory
+from homing.rundir import EPISODES_DIR, RunDirectory, leave_run_directory, siblings_directory
 from homing.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
-
-ADMISSION_DIRECTORY: Final = "episodes"
-"""Where in the run directory the workers keep who runs and who waits."""
 
 _EPISODE: Final = TypeAdapter(EpisodeRequest)
 
@@ -49,7 +46,8 @@ class EnvironmentServer:
     It keeps nothing between requests, so any worker runs any episode; the limit of episodes is the whole server's.
 
     Args:
-        resources_url, agent_url: The servers that an episode needs, each reached at one address.
+        resources_url: The resources server of its episodes, reached at one address.
+        agent_url: Their agent server, likewise.
         name: Names this server beside others.
         tool_transports: How the agent reaches the resources server's tools: `direct_http`, `mcp`, or both.
         max_concurrent_episodes: How many may run at once, in all workers together; None: no limit.
@@ -57,6 +55,7 @@ class EnvironmentServer:
         max_queued_episodes: How many may wait, in all workers together; one more fails at once.
         default_episode_timeout_seconds: After so long an episode that runs is a failure; None: no limit.
         agent_timeout_seconds: After so long the agent is stopped, and what it has is verified; None: no limit.
+        stop_grace_seconds: How long it may then take to answer; after that it is cut off.
         call_timeout_seconds: For every call to another server but the agent's activation.
         cleanup_timeout_seconds: For all that an episode has to close, together.
         training_token_capture: Activations go below `…/training-token-capture`.
@@ -81,6 +80,7 @@ class EnvironmentServer:
         max_queued_episodes: int = 1000,
         default_episode_timeout_seconds: float | None = None,
         agent_timeout_seconds: float | None = None,
+        stop_grace_seconds: float = 5.0,
         call_timeout_seconds: float = 60.0,
         cleanup_timeout_seconds: float = 30.0,
         training_token_capture: bool = False,
@@ -94,6 +94,7 @@ class EnvironmentServer:
             "queue_timeout_seconds": queue_timeout_seconds,
             "default_episode_timeout_seconds": default_episode_timeout_seconds,
             "agent_timeout_seconds": agent_timeout_seconds,
+            "stop_grace_seconds": stop_grace_seconds,
             "call_timeout_seconds": call_timeout_seconds,
             "cleanup_timeout_seconds": cleanup_timeout_seconds,
         }.items():
@@ -109,6 +110,7 @@ class EnvironmentServer:
             agent_url=agent_url,
             tool_transports=tool_transports,
             agent_timeout_seconds=agent_timeout_seconds,
+            stop_grace_seconds=stop_grace_seconds,
             call_timeout_seconds=call_timeout_seconds,
             cleanup_timeout_seconds=cleanup_timeout_seconds,
             training_token_capture=training_token_capture,
@@ -123,6 +125,16 @@ class EnvironmentServer:
 
     def __repr__(self) -> str:
         return f"<EnvironmentServer {self.name}: {self._running} episodes>"
+
+    @property
+    def running(self) -> int:
+        """Episodes running at this worker."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Episodes waiting for their turn at this worker."""
+        return 0 if self._admission is None else self._admission.waiting
 
     def use_routing_options(self, options: RoutingOptions) -> None:
         """How this server runs; `homing run` says so before the server starts."""
@@ -163,9 +175,11 @@ class EnvironmentServer:
                 if directory is None:
                     directory = siblings_directory(f"environment {self.name}")
                     stack.callback(leave_run_directory, directory)
+                # Held, so that nobody takes it for one that a dead server has left.
+                stack.enter_context(RunDirectory.open(directory))
                 self._admission = await stack.enter_async_context(
                     Admission(
-                        os.path.join(directory, ADMISSION_DIRECTORY),
+                        os.path.join(directory, EPISODES_DIR),
                         slots=self.max_concurrent_episodes,
                         max_waiting=self.max_queued_episodes,
                     )
@@ -177,8 +191,7 @@ class EnvironmentServer:
             await asyncio.wait(self._tasks)
 
     async def _answer_alive(self, request: Request) -> Response:
-        waiting = 0 if self._admission is None else self._admission.waiting
-        return json_response({"status": "ok", "server": self.name, "running": self._running, "waiting": waiting})
+        return json_response({"status": "ok", "server": self.name, "running": self.running, "waiting": self.waiting})
 
     async def _serve_run(self, request: Request) -> Response:
         body: EpisodeRequest = validated(_EPISODE, await read_body(request, _MAX_BODY_BYTES))

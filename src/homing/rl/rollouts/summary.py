@@ -81,8 +81,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
 def table_of(summary: Summary, title: str) -> Table:
     """The figures for people."""
     table = Table(title=title, show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right")
+    table.add_column("", min_width=22)
+    table.add_column("", justify="right", min_width=18)
     table.add_row("rollouts done", f"{summary.done:,} of {summary.rollouts:,}")
     table.add_row("valid samples", f"{summary.valid:,}")
     table.add_row("mean reward of these", "–" if summary.mean_reward is None else f"{summary.mean_reward:.4f}")

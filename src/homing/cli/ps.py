@@ -1,0 +1,233 @@
+"""`homing ps` and `homing top`: the running servers of this user, once or live.
+
+Not here: how servers are found, and what they say (`homing.watch`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from homing.watch.figures import STALE_SECONDS, Figures
+from homing.watch.servers import Server, find_server, running_servers
+
+REFRESH_SECONDS: Final = 1.0
+_WIDE: Final = 240
+_NONE: Final = "no server with several workers runs under this user"
+
+
+@click.command()
+@click.argument("server", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
+def ps(server: str | None, as_json: bool) -> None:
+    """The running servers of this user: address, workers, sessions, and what became of their requests.
+
+    SERVER, an address, a port, a supervisor's process ID or a run directory, shows its workers one by one. Servers with one
+    worker have nothing to route, and are not listed.
+    """
+    now = time.time()
+    if as_json:
+        found = [find_server(server)] if server else running_servers()
+        click.echo(json.dumps([as_document(each, now) for each in found], indent=2))
+        return
+    console = _console()
+    if server is not None:
+        console.print(workers_table(find_server(server), now))
+        return
+    servers = running_servers()
+    if not servers:
+        click.echo(_NONE, err=True)
+        return
+    console.print(servers_table(servers, now))
+
+
+@click.command()
+@click.argument("server", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a second, one per line, for machines.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long. [default: until Ctrl-C]")
+def top(server: str | None, as_json: bool, seconds: float | None) -> None:
+    """As `homing ps`, live: every second, with requests per second."""
+    watched = _Watched(server)
+    end = None if seconds is None else time.monotonic() + seconds
+    if as_json:
+        while True:
+            click.echo(json.dumps(watched.documents()))
+            if not _wait(end):
+                return
+    with Live(watched.table(), console=_console(), refresh_per_second=4, screen=False) as live:
+        while _wait(end):
+            live.update(watched.table())
+
+
+def _console() -> Console:
+    # Into a pipe or a file nothing is cut to the width of a terminal that is not there.
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDE)
+
+
+def _wait(end: float | None) -> bool:
+    """Wait until the next look; False once it is over."""
+    left = REFRESH_SECONDS if end is None else min(REFRESH_SECONDS, end - time.monotonic())
+    if left <= 0:
+        return False
+    time.sleep(left)
+    return True
+
+
+class _Watched:
+    """What `top` looks at, and what it saw the time before, for rates."""
+
+    def __init__(self, name: str | None) -> None:
+        self._path = find_server(name).path if name else None
+        self._before: dict[str, Figures] = {}
+
+    def _look(self) -> list[Server]:
+        servers = running_servers()
+        return servers if self._path is None else [each for each in servers if each.path == self._path]
+
+    def documents(self) -> list[dict[str, Any]]:
+        return [as_document(each, time.time()) for each in self._look()]
+
+    def table(self) -> RenderableType:
+        servers = self._look()
+        if not servers:
+            return Text(_NONE)
+        now = time.time()
+        tables = [workers_table(each, now, self._rates(each)) for each in servers]
+        self._before = {figures.worker: figures for each in servers for figures in each.alive}
+        return Group(*tables)
+
+    def _rates(self, server: Server) -> dict[str, float]:
+        rates = {}
+        for figures in server.alive:
+            before = self._before.get(figures.worker)
+            if before is not None and figures.written > before.written:
+                rates[figures.worker] = (figures.served - before.served) / (figures.written - before.written)
+        return rates
+
+
+def as_document(server: Server, now: float) -> dict[str, Any]:
+    """A server as JSON: its description, the sums over its workers, and each living worker."""
+    description = server.description
+    return {
+        "address": description.address,
+        "pid": description.pid,
+        "app": description.app,
+        "version": description.version,
+        "run_directory": server.path,
+        "uptime_seconds": round(now - description.started, 3),
+        "workers_wanted": description.workers,
+        **_sums(server),
+        "workers": [
+            {
+                "worker": figures.worker,
+                "pid": figures.pid,
+                "uptime_seconds": round(now - figures.started, 3),
+                "stale": is_stale(figures, now),
+                "sessions": figures.sessions,
+                "open_sessions": figures.open_sessions,
+                "serving": figures.serving,
+                "served": figures.served,
+                "received": figures.received,
+                "forwarded": figures.forwarded,
+                "given": figures.given,
+                "adopted": figures.adopted,
+                "answers": dict(sorted(figures.answers.items())),
+                "lag_seconds": round(figures.lag_seconds, 6),
+            }
+            for figures in server.alive
+        ],
+    }
+
+
+def _sums(server: Server) -> dict[str, Any]:
+    answers: dict[str, int] = {}
+    for figures in server.all:
+        for code, count in figures.answers.items():
+            answers[code] = answers.get(code, 0) + count
+    return {
+        "sessions": sum(figures.sessions for figures in server.alive),
+        "open_sessions": sum(figures.open_sessions for figures in server.alive),
+        "serving": sum(figures.serving for figures in server.alive),
+        "served": sum(figures.served for figures in server.all),
+        "forwarded": sum(figures.forwarded for figures in server.all),
+        "handoffs": sum(figures.given for figures in server.all),
+        "gone": answers.get("session_gone", 0),
+        "answers": dict(sorted(answers.items())),
+    }
+
+
+def servers_table(servers: Sequence[Server], now: float) -> Table:
+    table = _table("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
+    for server in servers:
+        sums, description = _sums(server), server.description
+        workers = f"{len(server.alive)}/{description.workers}"
+        per_worker = "+".join(str(figures.open_sessions) for figures in server.alive)
+        sessions = f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0"
+        counts = (f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone"))
+        table.add_row(
+            description.address, description.app, workers, sessions, *counts, duration(now - description.started)
+        )
+    return table
+
+
+def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> Table:
+    description = server.description
+    names = ["worker", "pid", "sessions", "serving", "served", "received", "forwarded", "given", "adopted", "lag", "up"]
+    if rates is not None:
+        names.insert(5, "per s")
+    table = _table(*names, title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}")
+    for figures in server.alive:
+        cells = [
+            figures.worker[:8] + (" (silent)" if is_stale(figures, now) else ""),
+            str(figures.pid),
+            f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
+            f"{figures.serving:,}",
+            *(f"{count:,}" for count in (figures.served, figures.received, figures.forwarded)),
+            *(f"{count:,}" for count in (figures.given, figures.adopted)),
+            f"{figures.lag_seconds * 1000:.0f} ms",
+            duration(now - figures.started),
+        ]
+        if rates is not None:
+            cells.insert(5, f"{rates[figures.worker]:,.0f}" if figures.worker in rates else "")
+        table.add_row(*cells)
+    if answers := _sums(server)["answers"]:
+        table.caption = "answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items())
+    if server.dead:
+        exited = (
+            f"{len(server.dead)} workers have exited; they had served {sum(f.served for f in server.dead):,} requests"
+        )
+        table.caption = f"{table.caption}; {exited}" if table.caption else exited
+    return table
+
+
+def _table(*names: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in ("address", "app", "worker") else "right", no_wrap=True)
+    return table
+
+
+def is_stale(figures: Figures, now: float) -> bool:
+    """Whether a worker that lives has not said anything for too long."""
+    return now - figures.written > STALE_SECONDS
+
+
+def duration(seconds: float) -> str:
+    """`4 s`, `12 min`, `3 h 05`, `2 d 4 h`."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02}"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

@@ -1,0 +1,149 @@
+"""What dead workers and servers have left in run directories, and when it goes.
+
+Not here: owner records of dead workers, which keep answering *gone* while their server lives (`homing.directory`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from typing import Final
+
+from homing.errors import RunDirectoryError
+from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory
+from homing.rundir.names import EPISODES_DIR, PAGE_NAME, SERVER_DESCRIPTION, SESSION_OWNERS_DIR, SITES_DIR, is_worker_id
+
+logger = logging.getLogger(__name__)
+
+BEGUN_BY: Final = "begun-by"
+"""The link that says which launcher's server an explicit run directory belongs to."""
+
+FIRST_APP: Final = "first-app"
+"""The link that says which app's records go by the plain kind of key (`RunDirectory.tell_apart`)."""
+
+SERVER_LOCK: Final = "server.lock"
+"""Locked exclusively by the supervisor of `homing run` while its server runs; never removed while it may be."""
+
+_EMPTIED: Final = ".emptied-"
+
+_RUN_DIRECTORY_NAME = re.compile(r"homing-([0-9]+)-[0-9a-z_]+")
+
+
+def run_directory_pid(path: str) -> int | None:
+    """The process that a run directory made by homing is named after; None if it has a name of the user's."""
+    named = _RUN_DIRECTORY_NAME.fullmatch(os.path.basename(path))
+    return None if named is None else int(named[1])
+
+
+def begin_in(path: str, launcher: str) -> None:
+    """Empty an explicit run directory of what an earlier server left, if this worker is the first of a new one.
+
+    It is the first if nobody is in the directory, and what lies there is of another launcher's server. As long as the
+    launcher is the same, what its dead workers owned stays *gone*.
+
+    Args:
+        launcher: Names the process that began this worker's server.
+    """
+    try:
+        fd = os.open(path, DIRECTORY_FLAGS)
+    except OSError:
+        return  # whoever opens it next says why
+    emptied = f"{_EMPTIED}{secrets.token_hex(8)}"
+    try:
+        # Whoever is in the directory holds it with a shared lock (`RunDirectory`).
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _begun_by(fd) != launcher:
+            # Records may be a million: out of the way at once, and removed when nobody waits for the lock.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(SESSION_OWNERS_DIR, emptied, src_dir_fd=fd, dst_dir_fd=fd)
+            empty(path, spare=emptied)
+            os.symlink(launcher, BEGUN_BY, dir_fd=fd)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        logger.warning("the run directory %s keeps what an earlier server left: %s", path, error.strerror)
+    finally:
+        os.close(fd)
+    shutil.rmtree(os.path.join(path, emptied), ignore_errors=True)
+
+
+def _begun_by(fd: int) -> str | None:
+    try:
+        return os.readlink(BEGUN_BY, dir_fd=fd)
+    except OSError:
+        return None
+
+
+def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
+    """Remove what a server left in a run directory, the supervisor's lock excepted; what is not ours stays."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(os.scandir(path)):
+            if entry.name in (spare, SERVER_LOCK) or not _is_ours(entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+
+_OURS: Final = frozenset(
+    {SESSION_OWNERS_DIR, SITES_DIR, EPISODES_DIR, "owners.lock", BEGUN_BY, FIRST_APP, PAGE_NAME, SERVER_DESCRIPTION}
+)
+
+
+def _is_ours(name: str) -> bool:
+    if name in _OURS or name.startswith(_EMPTIED):
+        return True
+    return is_worker_id(name.removeprefix(".").partition(".")[0])
+
+
+def remove_stale(base: str) -> None:
+    """Remove the run directories of dead servers: process gone, no socket accepts, and nobody holds the directory."""
+    with contextlib.suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            named = _RUN_DIRECTORY_NAME.fullmatch(entry.name)
+            if named is None or _process_exists(int(named[1])):
+                continue
+            with contextlib.suppress(OSError, RunDirectoryError):
+                check_run_directory(entry.path)
+                fd = os.open(entry.path, DIRECTORY_FLAGS)
+                try:
+                    # A server in another PID namespace looks gone from here, and holds its directory all the same.
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not _any_socket_accepts(entry.path):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                finally:
+                    os.close(fd)
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return pid > 0
+
+
+def _any_socket_accepts(path: str) -> bool:
+    for name in os.listdir(path):
+        if not name.endswith(".sock"):
+            continue
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.setblocking(False)
+            try:
+                client.connect(os.path.join(path, name))
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
+            except OSError:
+                pass  # a full backlog, say: something listens
+            return True
+    return False

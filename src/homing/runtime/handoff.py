@@ -1,0 +1,223 @@
+"""Connections that move: which worker a client's connection goes to, and how it gets there.
+
+A clear-text HTTP/1.1 connection that keeps asking for sessions of one other worker is given to that worker as a whole:
+its descriptor crosses a datagram socket (`SCM_RIGHTS`), and what the client sends next is read there, at the cost of a
+request that is served where it arrives.
+
+The invariant: a connection moves only while it is idle. Its last reply has left in full and nothing of a next request has
+been read, so there is no state to carry, and nothing can be half done: a client whose connection is lost on the way,
+because either worker died, sees it closed before any reply. What it has sent meanwhile waits in the kernel.
+
+Not here: forwarding, which any request gets whose connection does not move (`homing.forwarding`), and what the HTTP
+protocol does on both sides (`protocol.py`).
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from homing.rundir import close_after_fork, worker_handoff_path
+from homing.types import WorkerId
+
+logger = logging.getLogger(__name__)
+
+MAX_MOVES: Final = 4
+"""How often one connection moves. One that asks for sessions of many workers in turn would be moved for nothing."""
+
+MOVES_AFTER: Final = 2
+"""So many requests in a row for sessions of the same other worker, and the connection is given to it."""
+
+_WORD: Final = b"homing connection 1 "
+"""What a datagram begins with; one byte with the number of moves so far follows, and one descriptor comes with it."""
+
+_TAKEN_AT_ONCE: Final = 32
+_DESCRIPTOR: Final = array.array("i", [0]).itemsize
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group. unix(7)
+
+Adopt = Callable[[socket.socket, int], Awaitable[object]]
+"""Serves a connection that came from another worker, and has moved so often. Owns the socket."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What became of connections that were to move."""
+
+    given: int = 0
+    stayed: int = 0
+    """The other worker did not take it: gone, stopping, or with a full queue."""
+    adopted: int = 0
+    lost: int = 0
+    """It came without its descriptor, for want of room, or could not be served; its client saw it closed."""
+    strangers: int = 0
+
+
+class Handoffs:
+    """One worker's end of the connections that move. Opened and closed by its server.
+
+    Args:
+        socket_dir: The run directory.
+        worker_id: This worker.
+        adopt: What serves a connection that comes here.
+    """
+
+    def __init__(self, socket_dir: str, worker_id: WorkerId, adopt: Adopt) -> None:
+        self.counters = Counters()
+        self._socket_dir = socket_dir
+        self._path = worker_handoff_path(socket_dir, worker_id)
+        self._adopt = adopt
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._paths: dict[WorkerId, str] = {}
+        self._receiving = self._sending = _datagram_socket()
+        try:
+            self._receiving.bind(self._path)
+            os.chmod(self._path, 0o600)
+            if sys.platform == "linux":
+                self._receiving.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._sending = _datagram_socket()
+        except BaseException:
+            self._receiving.close()
+            raise
+        self._undo = [close_after_fork(self._receiving), close_after_fork(self._sending)]
+        self._open = True
+        self._loop.add_reader(self._receiving.fileno(), self._take)
+
+    def __repr__(self) -> str:
+        return f"<Handoffs: {self.counters.given} given, {self.counters.adopted} adopted>"
+
+    def give(self, owner: WorkerId, descriptor: int, moves: int) -> bool:
+        """Give a connection to `owner`. Does not wait.
+
+        Args:
+            descriptor: The connection's. On True the caller closes its copy, without a word to the client.
+            moves: How often it has moved, this time included.
+
+        Returns:
+            False: the owner did not take it, and the connection is the caller's as before.
+        """
+        if not self._open:
+            return False
+        path = self._paths.get(owner)
+        if path is None:
+            path = self._paths[owner] = worker_handoff_path(self._socket_dir, owner)
+        try:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+            self._sending.sendmsg([_WORD + bytes([moves])], [rights], 0, path)
+        except OSError as error:
+            # Its queue is full, it stops, or it is dead, which forwarding finds out. The connection goes on here.
+            if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+                self._paths.pop(owner, None)
+            self.counters.stayed += 1
+            return False
+        self.counters.given += 1
+        return True
+
+    def refuse(self) -> None:
+        """Take no more connections: those that have come are adopted, and later ones stay where they are."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._receiving.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        while self._take():
+            pass
+        for undo in self._undo:
+            undo()
+        self._receiving.close()
+        self._sending.close()
+
+    async def aclose(self) -> None:
+        """As `refuse`, and wait until those that have come are served, or closed. Safe to call twice."""
+        self.refuse()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _take(self) -> bool:
+        """Adopt what has come; whether there may be more."""
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                data, ancillary, flags, _ = self._receiving.recvmsg(
+                    len(_WORD) + 2,
+                    socket.CMSG_SPACE(_DESCRIPTOR) + socket.CMSG_SPACE(_CREDENTIALS.size),
+                    getattr(socket, "MSG_CMSG_CLOEXEC", 0),
+                )
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                logger.warning("cannot take a connection from another worker now: %s", error.strerror)
+                return False
+            self._took(data, ancillary, flags)
+        return True
+
+    def _took(self, data: bytes, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        descriptors: list[int] = []
+        user = os.geteuid()
+        for level, kind, content in ancillary:
+            if level != socket.SOL_SOCKET:
+                continue
+            if kind == socket.SCM_RIGHTS:
+                whole = len(content) // _DESCRIPTOR * _DESCRIPTOR
+                descriptors += array.array("i", content[:whole])
+            elif sys.platform == "linux" and kind == socket.SCM_CREDENTIALS:
+                user = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[1]
+        well_formed = len(data) == len(_WORD) + 1 and data.startswith(_WORD) and not flags & socket.MSG_CTRUNC
+        connection = None
+        if user == os.geteuid() and well_formed and len(descriptors) == 1:
+            connection = _connection(descriptors.pop())
+        for each in descriptors:
+            os.close(each)
+        if connection is None:
+            if user != os.geteuid():
+                self.counters.strangers += 1
+                logger.error("closed a connection that another user sent to this worker")
+            else:
+                self.counters.lost += 1
+                logger.warning("lost a connection on its way from another worker: it came without its descriptor")
+            return
+        task = self._loop.create_task(self._serve(connection, data[-1]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connection: socket.socket, moves: int) -> None:
+        try:
+            connection.setblocking(False)
+            connection.set_inheritable(False)
+            await self._adopt(connection, moves)
+        except Exception as error:
+            # Mostly a client that has left meanwhile.
+            self.counters.lost += 1
+            logger.warning("lost a connection from another worker as it was adopted: %s", error)
+            connection.close()
+        else:
+            self.counters.adopted += 1
+
+
+def _datagram_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+
+
+def _connection(descriptor: int) -> socket.socket | None:
+    """The TCP connection that a descriptor is; closed, and None, if it is something else."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        return None
+    if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+        return found
+    found.close()
+    return None

@@ -1,0 +1,76 @@
+"""A worker's figures, written into its row of the server's page once a second while it serves.
+
+Not here: what the figures are, and who reads them (`homing.watch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+from homing.errors import RunDirectoryError
+from homing.routing.worker import Worker
+from homing.runtime.handoff import Handoffs
+from homing.watch.figures import encode_figures, figures_of
+from homing.watch.page import Row, open_row
+
+logger = logging.getLogger(__name__)
+
+WRITE_SECONDS: Final = 1.0
+
+
+class Publisher:
+    """Writes the row, from `start` until `aclose`. Owns the row and its task."""
+
+    def __init__(self, worker: Worker, handoffs: Handoffs | None) -> None:
+        self._worker = worker
+        self._handoffs = handoffs
+        self._started = time.time()
+        self._row: Row | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take a row. A worker that cannot get one serves all the same, unseen."""
+        try:
+            self._row = await asyncio.to_thread(open_row, self._worker.run_directory.path)
+        except RunDirectoryError as error:
+            logger.warning("homing ps and metrics do not see this worker: %s", error)
+            return
+        self._write(0.0)
+        self._task = asyncio.create_task(self._write_for_ever(), name="homing publisher")
+
+    async def aclose(self) -> None:
+        """Write for the last time, and let go of the row. Safe to call twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        row, self._row = self._row, None
+        if row is not None:
+            with contextlib.closing(row):
+                self._write_to(row, 0.0)
+
+    async def _write_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + WRITE_SECONDS
+            await asyncio.sleep(WRITE_SECONDS)
+            self._write(max(0.0, loop.time() - due))
+
+    def _write(self, lag_seconds: float) -> None:
+        if self._row is not None:
+            self._write_to(self._row, lag_seconds)
+
+    def _write_to(self, row: Row, lag_seconds: float) -> None:
+        moved = None if self._handoffs is None else self._handoffs.counters
+        figures = figures_of(
+            self._worker,
+            started=self._started,
+            given=0 if moved is None else moved.given,
+            adopted=0 if moved is None else moved.adopted,
+            lag_seconds=lag_seconds,
+        )
+        row.write(encode_figures(figures))

@@ -1,0 +1,219 @@
+"""Episodes in this process: their order, what is closed, and what is said when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tests.support.episode_world import episode, episode_world
+
+from homing.errors import ConfigurationError
+from homing.rl import EnvironmentServer
+from homing.rl.outgoing import CallError
+from homing.types import Receive, Scope, Send
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def failure_of(reply: dict[str, Any]) -> tuple[str, str, bool]:
+    """Kind, stage, and whether it is terminal; there is no result beside it."""
+    assert reply["result"] is None
+    found = reply["failure"]
+    return found["failure_kind"], found["stage"], found["terminal"]
+
+
+async def test_the_order_of_an_episode_and_its_prefix() -> None:
+    async with episode_world() as world:
+        reply = await world.run(attempt=2)
+        assert reply["result"]["reward"] == 1.0
+        assert reply["failure"] is None
+        assert reply["episode_id"] == {"rollout_id": "r", "attempt": 2}
+        assert reply["task_id"] == {"taskset": "test", "task_id": "1"}
+        assert world.calls == [
+            "resources /ng-rollout/r-a2/seed_session",
+            "agent /ng-rollout/r-a2/v1/agent_sessions",
+            "agent /ng-rollout/r-a2/v1/responses",
+            "agent /ng-rollout/r-a2/v1/agent_sessions/close",
+            "resources /ng-rollout/r-a2/verify",
+            "resources /ng-rollout/r-a2/close_session",
+        ]
+        assert world.open_sessions() == 0
+
+
+FAULTS: list[tuple[str, dict[str, Any], str, str, bool]] = [
+    ("hello", {"reject": True}, "seed_rejected", "seed", True),
+    ("hello", {"task_id": "reject"}, "seed_rejected", "seed", True),
+    ("hello", {"task_id": "unavailable"}, "server_unavailable", "seed", False),
+    ("hello", {"task_id": "broken"}, "server_error", "seed", False),
+    ("lost", {}, "session_lost", "agent", False),
+    ("bug", {}, "server_error", "agent", False),
+    ("hello", {"responses_create_params": 5}, "invalid_task", "agent", True),
+    ("hello", {"task_id": "stays"}, "server_unavailable", "cleanup", False),
+    ("hello", {"broken_verify": True}, "server_error", "verification", False),
+]
+
+
+async def test_what_goes_wrong_is_said_as_data_and_everything_is_closed() -> None:
+    async with episode_world() as world:
+        for number, (asked, task, *expected) in enumerate(FAULTS):
+            reply = await world.run(asked, rollout=f"r{number}", **task)
+            assert [*failure_of(reply)] == expected, (asked, task, reply)
+            assert world.open_sessions() == 0
+            # Each close was registered before its seed, so it is sent even where the seed failed.
+            assert world.calls[-1] == f"resources /ng-rollout/r{number}/close_session"
+            if f"agent /ng-rollout/r{number}/v1/agent_sessions" in world.calls:
+                assert f"agent /ng-rollout/r{number}/v1/agent_sessions/close" in world.calls
+
+
+async def test_a_close_that_fails_does_not_take_the_verdict_and_a_masked_verdict_is_a_result() -> None:
+    async with episode_world() as world:
+        reply = await world.run(stays=2)
+        assert reply["result"]["reward"] == 1.0
+        assert world.calls.count("resources /ng-rollout/r/close_session") == 2  # one more try, and no more
+        reply = await world.run(mask=True, rollout="masked")
+        assert reply["result"]["mask_sample"] is True
+        assert reply["result"]["failure_kind"] == "judge_unreachable"
+
+
+async def test_an_agent_at_its_deadline_is_stopped_and_what_it_has_is_verified() -> None:
+    async with episode_world(agent_timeout_seconds=0.2) as world:
+        reply = await world.run("wait")
+        response = reply["result"]["response"]
+        assert (reply["result"]["reward"], response["incomplete_details"]) == (1.0, {"reason": "deadline"})
+        assert "agent /ng-rollout/r/rollouts/r/stop" in world.calls
+
+
+async def test_an_agent_that_does_not_stop_is_cut_off_and_what_it_had_is_verified() -> None:
+    async with episode_world(agent_timeout_seconds=0.2, stop_grace_seconds=0.1) as world:
+        reply = await world.run("hang /dev/null")
+        response = reply["result"]["response"]
+        assert (reply["result"]["reward"], response["status"]) == (1.0, "incomplete")
+        assert "hang" in json.dumps(response["output"])
+        assert world.open_sessions() == 0
+
+
+async def test_an_episode_that_takes_too_long_is_a_failure_and_not_a_verdict() -> None:
+    async with episode_world(default_episode_timeout_seconds=0.3) as world:
+        assert failure_of(await world.run("hang /dev/null")) == ("episode_timeout", "agent", False)
+        assert world.open_sessions() == 0
+
+
+async def test_an_episode_whose_caller_left_closes_what_it_opened_last_first() -> None:
+    async with episode_world() as world:
+        asking = asyncio.create_task(world.run("hang /dev/null"))
+        await world.until("agent /ng-rollout/r/v1/responses")
+        asking.cancel()
+        await asyncio.wait({asking})
+        await world.until("resources /ng-rollout/r/close_session")
+        assert world.calls[-2:] == [
+            "agent /ng-rollout/r/v1/agent_sessions/close",
+            "resources /ng-rollout/r/close_session",
+        ]
+    # The servers have stopped, so the closes were answered.
+    assert world.open_sessions() == 0
+
+
+async def test_servers_that_do_not_answer_are_a_fault_of_the_moment() -> None:
+    # Port 9 discards, where anything listens there at all.
+    async with episode_world(agent_url="http://127.0.0.1:9") as world:
+        assert failure_of(await world.run()) == ("connection_error", "seed", False)
+        assert world.open_sessions() == 0
+    async with episode_world(resources_url="http://127.0.0.1:9") as world:
+        assert failure_of(await world.run()) == ("connection_error", "seed", False)
+
+
+async def answer_an_empty_object(scope: Scope, receive: Receive, send: Send) -> None:
+    """Agrees to everything, and does nothing of it."""
+    if scope["type"] != "http":
+        raise RuntimeError("no lifespan")
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def test_a_server_that_does_not_keep_to_the_protocol_is_said_to_be_wrong() -> None:
+    async with episode_world(agent=_with_lifespan(answer_an_empty_object)) as world:
+        assert failure_of(await world.run()) == ("bad_reply", "seed", True)
+
+
+def _with_lifespan(app: Any) -> Any:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            await app(scope, receive, send)
+
+    return wrapped
+
+
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"episode_id": {"rollout_id": "r-a1"}}, "episode_id.rollout_id"),
+    ({"episode_id": {"rollout_id": "r", "attempt": -1}}, "episode_id.attempt"),
+    ({"episode_id": {"rollout_id": "../r"}}, "episode_id.rollout_id"),
+    ({"task": {"task_id": "1", "task_input": {}}}, "task.task_id"),
+    ({"task": {"task_id": {"taskset": "a", "task_id": "1"}, "task_input": []}}, "task.task_input"),
+    ({"more": 1}, "more"),
+]
+
+
+async def test_a_malformed_body_is_refused_with_the_field_at_fault() -> None:
+    async with episode_world() as world:
+        for change, field in MALFORMED:
+            with pytest.raises(CallError) as refused:
+                await world.outgoing.post(world.url + "/run", episode("hello") | change, timeout_seconds=20)
+            assert refused.value.status == 422
+            assert field in refused.value.said
+        assert world.calls == []
+
+
+async def test_episodes_beyond_the_limit_wait_or_are_told_that_they_were_not_admitted() -> None:
+    settings = {"max_concurrent_episodes": 1, "max_queued_episodes": 1}
+    async with episode_world(queue_timeout_seconds=0.2, **settings) as world:
+        running = asyncio.create_task(world.run("hang /dev/null", rollout="first"))
+        await world.until("agent /ng-rollout/first/v1/responses")
+        waiting = asyncio.create_task(world.run(rollout="second"))
+        while world.environment.waiting < 1:
+            await asyncio.sleep(0)
+        assert failure_of(await world.run(rollout="third")) == ("queue_full", "admission", False)
+        assert failure_of(await waiting) == ("queue_timeout", "admission", False)
+        assert not any("second" in call or "third" in call for call in world.calls)
+        running.cancel()
+        await asyncio.wait({running})
+    async with episode_world(queue_timeout_seconds=60, **settings | {"max_queued_episodes": 20}) as world:
+        replies = await asyncio.gather(*(world.run(rollout=f"r{number}") for number in range(12)))
+        assert [reply["result"]["reward"] for reply in replies] == [1.0] * 12
+
+
+async def test_the_environment_server_says_that_it_is_alive_and_describes_itself() -> None:
+    async with episode_world() as world:
+        for path in ("/", "/healthz"):
+            assert (await world.outgoing.get(world.url + path, timeout_seconds=20))["status"] == "ok"
+        described = await world.outgoing.get(world.url + "/openapi.json", timeout_seconds=20)
+        assert "/run" in described["paths"]
+        with pytest.raises(CallError) as unknown:
+            await world.outgoing.post(world.url + "/no_such_route", {}, timeout_seconds=20)
+        assert unknown.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_concurrent_episodes": 3}, "queue_timeout_seconds"),
+        ({"max_concurrent_episodes": 3, "queue_timeout_seconds": 0}, "queue_timeout_seconds"),
+        ({"cleanup_timeout_seconds": float("inf")}, "cleanup_timeout_seconds"),
+        ({"tool_transports": ()}, "tool_transports"),
+        ({"tool_transports": ("smoke",)}, "tool_transports"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        EnvironmentServer(resources_url="http://a", agent_url="http://b", **settings)

@@ -1,0 +1,338 @@
+"""Connections that move, under `homing run`: when they do and when not, and that nobody can tell but by the time it takes."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.running import ROOT, Running, running
+
+from homing.runtime.handoff import MAX_MOVES
+
+APP = (
+    "tests.support.counter_app:app",
+    "--session",
+    "path:/sessions/{session}",
+    "--learn",
+    "body:session@/sessions",
+    "--start",
+    "POST /sessions",
+    "--end",
+    "DELETE /sessions/{session}",
+    "--no-access-log",
+)
+MOST_TRIES = 60
+
+
+class Connection:
+    """One keep-alive connection of a client."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        if tls is None:
+            self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        else:
+            self._http = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=tls)
+        self._http.connect()
+        self.socket = self._http.sock
+        self.address = self.socket.getsockname()
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        self._http.request(method, path, body)
+        with self._http.getresponse() as reply:
+            data = reply.read()
+        assert reply.status == 200, (reply.status, data)
+        assert self._http.sock is self.socket, "the connection was closed"
+        return data
+
+    def at(self) -> int:
+        """The process that reads this connection: a request that names no session is served where it lands."""
+        return int(self.ask("GET", "/").split()[-1])
+
+    def start(self) -> str:
+        return str(json.loads(self.ask("POST", "/sessions"))["session"])
+
+    def step(self, session: str) -> int:
+        reply = json.loads(self.ask("POST", f"/sessions/{session}/step"))
+        assert not reply["hollow"], reply
+        return int(reply["count"])
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@contextlib.contextmanager
+def two_workers(*options: str, tls: ssl.SSLContext | None = None) -> Iterator[tuple[Running, Connection, Connection]]:
+    """A server, and a connection to each of its workers."""
+    with running(*APP, "--workers", "2", *options, cwd=ROOT) as server, contextlib.ExitStack() as stack:
+        server.wait_for("Application startup complete", 2)
+        one = Connection(server.port, tls)
+        stack.callback(one.close)
+        yield server, one, elsewhere(server, one, stack, tls)
+
+
+def elsewhere(
+    server: Running, one: Connection, stack: contextlib.ExitStack, tls: ssl.SSLContext | None = None
+) -> Connection:
+    """A connection to another worker than `one`'s."""
+    here = one.at()
+    for _ in range(MOST_TRIES):
+        other = Connection(server.port, tls)
+        stack.callback(other.close)
+        if other.at() != here:
+            return other
+    raise AssertionError(f"all connections reach worker {here}")
+
+
+def move(connection: Connection, session: str, to: int) -> None:
+    """Ask for the session until the connection is where it lives: at the second request, or later if one came too soon."""
+    for _ in range(MOST_TRIES):
+        connection.step(session)
+        connection.step(session)
+        if connection.at() == to:
+            return
+    raise AssertionError(f"the connection never moved to {to}")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Running, Connection, Connection]]:
+    with two_workers() as found:
+        yield found
+
+
+Pair = tuple[Running, Connection, Connection]
+
+
+@pytest.fixture
+def fresh(pair: Pair) -> Iterator[tuple[Connection, Connection, str, int, int]]:
+    """New connections to two workers, a session at the second, and both workers' processes."""
+    server, _, _ = pair
+    with contextlib.ExitStack() as stack:
+        one = Connection(server.port)
+        stack.callback(one.close)
+        other = elsewhere(server, one, stack)
+        yield one, other, other.start(), one.at(), other.at()
+
+
+Fresh = tuple[Connection, Connection, str, int, int]
+
+
+def test_a_connection_that_keeps_asking_for_one_workers_session_moves_there(fresh: Fresh) -> None:
+    one, _, session, _, there = fresh
+    assert one.step(session) == 1
+    move(one, session, there)
+    count = one.step(session)
+    assert [one.step(session) for _ in range(20)] == list(range(count + 1, count + 21))
+
+
+def test_one_request_for_another_workers_session_moves_nothing(fresh: Fresh) -> None:
+    one, _, session, here, _ = fresh
+    for count in range(1, 10):
+        assert one.step(session) == count
+        assert one.at() == here  # and a request in between begins the row anew
+
+
+def test_a_connection_that_asks_for_two_workers_sessions_in_turn_does_not_move(fresh: Fresh) -> None:
+    one, _, session, here, _ = fresh
+    own = one.start()
+    for count in range(1, 10):
+        assert one.step(session) == count
+        assert one.step(own) == count
+    assert one.at() == here
+
+
+def test_a_connection_moves_only_so_often(fresh: Fresh) -> None:
+    one, other, session, here, there = fresh
+    sessions = {there: session, here: one.start()}
+    for moves in range(MAX_MOVES):
+        to = there if moves % 2 == 0 else here
+        move(one, sessions[to], to)
+    at = one.at()
+    away = there if at == here else here
+    for _ in range(10):
+        one.step(sessions[away])
+    assert one.at() == at
+    assert other.at() == there
+
+
+def test_a_moved_connection_starts_and_ends_sessions_where_it_is(fresh: Fresh) -> None:
+    one, other, session, _, there = fresh
+    move(one, session, there)
+    mine = one.start()
+    assert other.step(mine) == 1
+    assert one.step(mine) == 2
+    assert json.loads(one.ask("DELETE", f"/sessions/{mine}"))["pid"] == there
+
+
+def test_a_body_of_any_size_goes_through_a_moved_connection(fresh: Fresh) -> None:
+    one, _, session, _, there = fresh
+    move(one, session, there)
+    reply = json.loads(one.ask("POST", f"/sessions/{session}/step", b"x" * 3_000_000))
+    assert reply["pid"] == there
+
+
+def test_requests_sent_at_once_are_answered_in_order_whenever_the_connection_moves(fresh: Fresh) -> None:
+    one, _, session, _, there = fresh
+    step = f"POST /sessions/{session}/step HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n".encode()
+    total = 0
+    for burst in (1, 2, 3, 1, 5, 2, 8, 1, 1, 1):
+        one.socket.sendall(step * burst)
+        received = b""
+        while received.count(b'"count"') < burst:
+            data = one.socket.recv(65536)
+            assert data, "the connection was closed"
+            received += data
+        counts = [int(part.split(b",")[0].strip(b': "}')) for part in received.split(b'"count":')[1:]]
+        assert counts == list(range(total + 1, total + burst + 1))
+        total += burst
+    move(one, session, there)
+
+
+def test_half_a_request_keeps_the_connection_where_it_is(fresh: Fresh) -> None:
+    one, _, session, here, _ = fresh
+    head, rest = f"POST /sessions/{session}/step HTTP/1.1\r\nhost: a\r\n".encode(), b"content-length: 0\r\n\r\n"
+    one.socket.sendall(head)
+    for _ in range(6):
+        # The next request's beginning is always there before the reply has left.
+        one.socket.sendall(rest + head)
+        assert b'"count"' in one.socket.recv(65536)
+    one.socket.sendall(rest)
+    assert b'"count"' in one.socket.recv(65536)
+    assert one.step(session) == 8
+    assert here > 0
+
+
+def test_descriptors_are_given_back_at_both_ends(pair: Pair) -> None:
+    server, _, _ = pair
+    workers = server.workers()
+    with contextlib.ExitStack() as stack:
+        one = Connection(server.port)
+        stack.callback(one.close)
+        elsewhere(server, one, stack)
+    moved_between_workers(server, 3)
+    before = [open_files(pid) for pid in workers]
+    moved_between_workers(server, 60)
+    after = [open_files(pid) for pid in workers]
+    assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def moved_between_workers(server: Running, connections: int) -> int:
+    """Move so many connections to and fro, as often as one may move; how many moves that were."""
+    moves = 0
+    with contextlib.ExitStack() as stack:
+        one = Connection(server.port)
+        stack.callback(one.close)
+        other = elsewhere(server, one, stack)
+        sessions = {one.at(): one.start(), other.at(): other.start()}
+        for _ in range(connections):
+            with contextlib.closing(Connection(server.port)) as connection:
+                for _ in range(MAX_MOVES):
+                    [to] = sessions.keys() - {connection.at()}
+                    move(connection, sessions[to], to)
+                    moves += 1
+    return moves
+
+
+def open_files(pid: int) -> int:
+    # What is closed here is closed there a moment later: the lowest of some looks, each after a reply of that worker.
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1100)
+def test_a_hundred_thousand_moves_leave_no_descriptor_behind() -> None:
+    with two_workers() as (server, _, _):
+        workers = server.workers()
+        moved_between_workers(server, 25)
+        before = [open_files(pid) for pid in workers]
+        assert moved_between_workers(server, 25_000) == 100_000
+        after = [open_files(pid) for pid in workers]
+        assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def test_an_idle_moved_connection_is_closed_in_time() -> None:
+    with two_workers("--timeout-keep-alive", "1") as (_, one, other):
+        there = other.at()
+        move(one, other.start(), there)
+        one.socket.settimeout(20)
+        assert one.socket.recv(1) == b""
+
+
+def test_a_stop_closes_idle_moved_connections_and_ends_at_once() -> None:
+    with two_workers() as (server, one, other):
+        there = other.at()
+        move(one, other.start(), there)
+        assert server.stop() in (0, -signal.SIGTERM)
+        assert one.socket.recv(1) == b""
+
+
+def test_a_client_of_a_killed_worker_sees_its_moved_connection_closed() -> None:
+    with two_workers() as (server, one, other):
+        there = other.at()
+        move(one, other.start(), there)
+        os.kill(there, signal.SIGKILL)
+        with contextlib.suppress(ConnectionResetError):
+            assert one.socket.recv(1) == b""
+        server.wait_for("serves", 3)
+
+
+@pytest.mark.parametrize("options", [("--no-handoff",), ("--http", "h11")], ids=["switched-off", "h11"])
+def test_connections_stay_where(options: tuple[str, ...]) -> None:
+    with two_workers(*options) as (server, one, other):
+        here, session = one.at(), other.start()
+        for count in range(1, 12):
+            assert one.step(session) == count
+        assert one.at() == here
+        said = server.find("connections stay where they were accepted")
+        assert len(said) == (1 if "h11" in options else 0)
+
+
+def test_a_connection_behind_tls_stays_where_it_is(tmp_path: Path) -> None:
+    certificate = ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *certificate],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    trust.check_hostname = False
+    files = ("--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
+    with two_workers(*files, tls=trust) as (_, one, other):
+        here, session = one.at(), other.start()
+        for count in range(1, 8):
+            assert one.step(session) == count
+        assert one.at() == here
+
+
+def test_a_datagram_that_is_no_connection_is_dropped_with_what_it_carries(pair: Pair) -> None:
+    server, _, _ = pair
+    directory = server.run_directory
+    doors = [name for name in os.listdir(directory) if name.endswith(".conn")]
+    assert len(doors) == 2
+    reading, writing = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for door in doors:
+            path = os.path.join(directory, door)
+            assert os.stat(path).st_mode & 0o777 == 0o600
+            for content in (b"", b"junk", b"homing connection 1 \x01", b"homing connection 2 \x01"):
+                sender.sendto(content, path)
+                for descriptors in ([writing], [writing, writing], [sender.fileno()]):
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+                    sender.sendmsg([content], [rights], 0, path)
+    os.close(writing)
+    # Its last writer has gone, once the workers have closed what they were sent.
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    with contextlib.closing(Connection(server.port)) as one:
+        assert one.at() in server.workers()

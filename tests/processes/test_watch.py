@@ -1,0 +1,209 @@
+"""`homing ps`, `homing top` and metrics, over real servers: what they show is what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.running import HOMING, ROOT, Running, environment, refused, running
+
+APP = (
+    "tests.support.counter_app:app",
+    "--session",
+    "path:/sessions/{session}",
+    "--learn",
+    "body:session@/sessions",
+    "--start",
+    "POST /sessions",
+    "--end",
+    "DELETE /sessions/{session}",
+)
+LOOKS = 60
+
+
+def homing(*arguments: str, env: dict[str, str | None]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOMING, *arguments], cwd=ROOT, env=environment(env), capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, str | None]:
+    """Where this test's run directories live, so that it sees its own servers only."""
+    base = tmp_path / "run"
+    base.mkdir(mode=0o700)
+    empty = tmp_path / "tmp"
+    empty.mkdir(mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(base), "TMPDIR": str(empty)}
+
+
+def ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+    """One request on a connection of its own."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path)
+        with connection.getresponse() as reply:
+            return reply.status, reply.read()
+
+
+def start(port: int) -> str:
+    return str(json.loads(ask(port, "POST", "/sessions")[1])["session"])
+
+
+def documents(place: dict[str, str | None], *name: str) -> list[dict[str, Any]]:
+    done = homing("ps", "--json", *name, env=place)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    mine = place["XDG_RUNTIME_DIR"]
+    return [each for each in found if name or each["run_directory"].startswith(str(mine)) or "elsewhere" in str(each)]
+
+
+def until(look: Any, true: Any) -> Any:
+    """Rows are written once a second: look until what is awaited is there. Each look takes a process, so nothing spins."""
+    for _ in range(LOOKS):
+        found = look()
+        if true(found):
+            return found
+    raise AssertionError(found)
+
+
+@contextlib.contextmanager
+def two_workers(place: dict[str, str | None], *options: str) -> Iterator[Running]:
+    with running(*APP, "--workers", "2", *options, cwd=ROOT, env=place) as server:
+        server.wait_for("Application startup complete", 2)
+        yield server
+
+
+def test_ps_shows_what_a_servers_workers_have_done(place: dict[str, str | None]) -> None:
+    with two_workers(place) as server:
+        sessions = [start(server.port) for _ in range(12)]
+        for session in sessions:
+            for _ in range(5):
+                assert ask(server.port, "POST", f"/sessions/{session}/step")[0] == 200
+        assert ask(server.port, "DELETE", f"/sessions/{sessions[0]}")[0] == 200
+        assert ask(server.port, "POST", "/sessions/unknown/step")[0] == 410
+        port = str(server.port)
+        # 12 starts, 60 steps, one end; what was asked and not served is an answer of homing's own.
+        [found] = until(lambda: documents(place, port), lambda found: found[0]["served"] >= 73 and found[0]["gone"])
+        assert (found["address"], found["workers_wanted"]) == (f"127.0.0.1:{port}", 2)
+        assert found["pid"] == server.process.pid
+        assert found["run_directory"] == server.run_directory
+        assert (found["sessions"], found["open_sessions"], found["serving"]) == (12, 11, 0)
+        assert (found["served"], found["gone"], found["answers"]) == (73, 1, {"session_gone": 1})
+        assert {worker["pid"] for worker in found["workers"]} == set(server.workers())
+        assert sum(worker["received"] for worker in found["workers"]) == found["forwarded"]
+        assert not any(worker["stale"] for worker in found["workers"])
+
+        for name in (port, f"127.0.0.1:{port}", str(server.process.pid), server.run_directory):
+            shown = homing("ps", name, env=place)
+            assert shown.returncode == 0, shown.stderr
+            assert all(str(pid) in shown.stdout for pid in server.workers())
+        listed = homing("ps", env={**place, "COLUMNS": "160"})
+        assert re.search(rf"127\.0\.0\.1:{port} .*2/2", listed.stdout), listed.stdout
+
+
+def test_a_dead_workers_counters_stay_and_its_sessions_go(place: dict[str, str | None]) -> None:
+    with two_workers(place, "--metrics-port", "0") as server:
+        session = start(server.port)
+        pid = json.loads(ask(server.port, "POST", f"/sessions/{session}/step")[1])["pid"]
+        port = str(server.port)
+        until(lambda: documents(place, port), lambda found: found[0]["served"] == 2)
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for("Application startup complete", 3)
+        [found] = until(lambda: documents(place, port), lambda found: len(found[0]["workers"]) == 2)
+        assert (found["sessions"], found["served"]) == (0, 2)
+        assert pid not in {worker["pid"] for worker in found["workers"]}
+        counted = metrics(server)
+        served = [name for name in counted if name.startswith("homing_requests_total") and "forwarded" not in name]
+        assert sum(counted[name] for name in served) == 2
+        assert counted["homing_workers"] == 2
+
+
+def metrics(server: Running) -> dict[str, float]:
+    [found] = server.wait_for(r"metrics on (http://\S+)")
+    with urllib.request.urlopen(found[1], timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_metrics_are_the_whole_servers(place: dict[str, str | None]) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with two_workers(place, "--metrics-port", "0") as server:
+        sessions = [start(server.port) for _ in range(8)]
+        for session in sessions:
+            ask(server.port, "POST", f"/sessions/{session}/step")
+        ask(server.port, "POST", "/sessions/unknown/step")
+        port = str(server.port)
+        [shown] = until(lambda: documents(place, port), lambda found: found[0]["served"] == 16 and found[0]["gone"])
+        counted = metrics(server)
+        assert sum(value for name, value in counted.items() if 'state="open"' in name) == 8
+        outcomes = {
+            outcome: sum(value for name, value in counted.items() if f'outcome="{outcome}"' in name)
+            for outcome in ("local", "received", "forwarded")
+        }
+        assert outcomes["local"] + outcomes["received"] == 16
+        assert outcomes["forwarded"] == outcomes["received"] == shown["forwarded"]
+        assert sum(value for name, value in counted.items() if 'code="session_gone"' in name) == 1
+        [found] = server.wait_for(r"metrics on (http://\S+)")
+        with urllib.request.urlopen(found[1], timeout=30) as reply:
+            families = {each.name: each for each in text_string_to_metric_families(reply.read().decode())}
+        documented = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+        for name, family in families.items():
+            assert f"`{name}" in documented, name
+            assert family.documentation
+
+
+def test_a_server_whose_directory_is_elsewhere_is_found_too(place: dict[str, str | None], tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    with two_workers(place, "--run-dir", str(elsewhere)) as server:
+        found = [each for each in documents(place) if each["pid"] == server.process.pid]
+        assert [each["run_directory"] for each in found] == [str(elsewhere)]
+    assert not [each for each in documents(place) if each["pid"] == server.process.pid]
+    assert os.listdir(str(place["XDG_RUNTIME_DIR"])) == []
+
+
+def test_a_killed_server_is_not_shown(place: dict[str, str | None]) -> None:
+    with two_workers(place) as server:
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.wait()
+        assert not [each for each in documents(place) if each["pid"] == server.process.pid]
+
+
+def test_top_shows_requests_per_second_and_ends_when_told(place: dict[str, str | None]) -> None:
+    with two_workers(place) as server:
+        done = homing("top", str(server.port), "--seconds", "2.5", env={**place, "COLUMNS": "200"})
+        assert done.returncode == 0, done.stderr
+        assert "per s" in done.stdout
+        lines = homing("top", "--json", str(server.port), "--seconds", "1.5", env=place).stdout.splitlines()
+        assert len(lines) >= 2
+        assert json.loads(lines[-1])[0]["pid"] == server.process.pid
+
+
+def test_a_name_that_no_server_has_is_one_line(place: dict[str, str | None]) -> None:
+    code, lines = refused("ps", "no-such-server", cwd=ROOT, env=place)
+    assert code == 2
+    assert len(lines) == 1
+    assert "no running server is called no-such-server" in lines[0]
+
+
+def test_metrics_of_one_worker_and_a_metrics_port_in_use_are_refused(place: dict[str, str | None]) -> None:
+    code, lines = refused("run", *APP, "--metrics-port", "0", cwd=ROOT, env=place)
+    assert (code, len(lines)) == (2, 1)
+    assert "--workers 2" in lines[0]
+    with two_workers(place, "--metrics-port", "0") as server:
+        [found] = server.wait_for(r"metrics on http://127\.0\.0\.1:(\d+)")
+        code, lines = refused(
+            "run", *APP, "--workers", "2", "--port", "0", "--metrics-port", found[1], cwd=ROOT, env=place
+        )
+        assert code == 3
+        assert f"port {found[1]}" in lines[-1]

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from tests.soak_web.oracle import Oracle
+from tests.soak_web.run import fault_run
+
+
+@pytest.mark.timeout(240)
+def test_150_seeded_faults_leave_nothing_and_no_fault_is_a_reward() -> None:
+    # The limits are held to the letter on virtual time; here the machine may be busy with other tests.
+    report = fault_run(seed=5, faults=150, players=6, slack_seconds=10.0, max_seconds=120)
+    text = "\n".join(report.lines())
+    assert report.violations == [], text
+    assert report.left == [], text
+    assert report.fault_count >= 150, text
+    assert report.sessions >= 20, text
+    assert report.outcomes["ok"] > 100, text
+
+
+def test_the_oracle_sees_each_kind_of_violation() -> None:
+    oracle = Oracle()
+    oracle.stepped("s", 2, {"reward": 1.0})
+    oracle.judged("s", 2, {"reward": 0.0})
+    oracle.judged_again("s", {"evidence": ["a"]}, {"evidence": ["b"]})
+    oracle.verified("s", 2, {"mask_sample": False, "reward": 0.0})
+    oracle.verified("s", 2, {"mask_sample": True, "reward": 0.0, "failure_kind": None})
+    oracle.returned("step", 3.0, 2.0, "ok")
+    oracle.returned("step", 1.0, 2.0, "no answer")
+    assert len(oracle.violations) == 7
+    oracle.verified("s", 2, {"mask_sample": True, "reward": 0.0, "failure_kind": "session_lost"})
+    oracle.returned("step", 2.2, 2.0, "session_lost")
+    assert len(oracle.violations) == 7

@@ -1,0 +1,108 @@
+"""What is done to a server's processes: killed and stopped, at random, in an order that a seed decides."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.running import Running, children
+
+from homing.web.base import ProcessMark
+from homing.web.processes import OWNER_ENV, mark
+
+
+class Chaos:
+    """Does one fault after another in a thread of its own. `done`: how many of each."""
+
+    def __init__(self, server: Running, seed: int, every_seconds: float, worker_share: float) -> None:
+        self.done: Counter[str] = Counter()
+        self.workers_seen: set[int] = set(server.workers())
+        self._server = server
+        self._random = random.Random(seed)
+        self._every = every_seconds
+        self._worker_share = worker_share
+        self._end = threading.Event()
+        self._stopped: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="chaos")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more faults; whoever was stopped goes on."""
+        self._end.set()
+        self._thread.join()
+        for pid in self._stopped:
+            _signal(pid, signal.SIGCONT)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._random.uniform(0.2, 1.8) * self._every):
+            workers = self._server.workers()
+            self.workers_seen.update(workers)
+            if self._random.random() < self._worker_share:
+                self._to_worker(workers)
+            else:
+                self._to_browser(workers)
+
+    def _to_worker(self, workers: list[int]) -> None:
+        if len(workers) < 2:
+            return  # one is being replaced
+        pid = self._random.choice(workers)
+        if self._random.random() < 0.5:
+            if _signal(pid, signal.SIGKILL):
+                self.done["worker killed"] += 1
+            return
+        if _signal(pid, signal.SIGSTOP):
+            self.done["worker stopped"] += 1
+            self._stopped.add(pid)
+            self._end.wait(self._random.uniform(0.05, 0.4))
+            _signal(pid, signal.SIGCONT)
+            self._stopped.discard(pid)
+
+    def _to_browser(self, workers: list[int]) -> None:
+        pids = [pid for worker in workers for pid in descendants(worker)]
+        if not pids:
+            return
+        pid = self._random.choice(pids)
+        if self._random.random() < 0.6:
+            if _signal(pid, signal.SIGKILL):
+                self.done["browser killed"] += 1
+        elif _signal(pid, signal.SIGSTOP):
+            # For good: whoever closes the session has to end it all the same.
+            self.done["browser stopped"] += 1
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def marked(workers: set[int]) -> list[ProcessMark]:
+    """The processes that any of these workers started, dead or alive, by their mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(OWNER_ENV.encode() + b"="):
+                    owner = variable.decode().split(".")[1]
+                    process = mark(int(entry.name))
+                    if int(owner) in workers and process is not None:
+                        found.append(process)
+    return found
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

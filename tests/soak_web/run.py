@@ -1,0 +1,171 @@
+"""One fault run: a server, players, chaos; then no more faults, every session closed, and nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from tests.soak_web.faults import Chaos, marked
+from tests.soak_web.oracle import Oracle
+from tests.soak_web.play import Player
+from tests.support.running import ROOT, Running, running
+
+SETTLE_SECONDS = 60.0
+APP = ("tests.support.web_app:soak_server", "--factory")
+
+
+@dataclass
+class Report:
+    """What a run came to.
+
+    Attributes:
+        bound: With no violation in n faults, the rate of violations per fault is below this with 95 % confidence (3/n).
+        left: What was not released: empty after a good run.
+    """
+
+    seed: int
+    seconds: float
+    sessions: int
+    faults: Counter[str]
+    calls: Counter[str]
+    outcomes: Counter[str]
+    slowest: dict[str, float]
+    violations: list[str]
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def fault_count(self) -> int:
+        return sum(self.faults.values())
+
+    @property
+    def bound(self) -> float:
+        return 3 / max(1, self.fault_count)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        good = not self.violations and not self.left
+        return [
+            f"seed {self.seed}, {self.seconds:.0f} s, {platform.machine()}, {os.cpu_count()} cores",
+            f"sessions {self.sessions}, faults {self.fault_count}: {_counts(self.faults)}",
+            f"calls: {_counts(self.calls)}",
+            f"outcomes: {_counts(self.outcomes)}",
+            "slowest, seconds over the limit: "
+            + ", ".join(f"{call} {over:+.2f}" for call, over in sorted(self.slowest.items())),
+            *(f"VIOLATION {each}" for each in self.violations[:20]),
+            *(f"LEFT {each}" for each in self.left[:20]),
+            f"violations {len(self.violations)}, left {len(self.left)}"
+            + (f"; below {100 * self.bound:.2f} % per fault with 95 % confidence (3/n)" if good else ""),
+        ]
+
+
+def fault_run(
+    *,
+    seed: int,
+    faults: int,
+    players: int = 8,
+    every_seconds: float = 0.25,
+    fault_rate: float = 0.45,
+    worker_share: float = 0.06,
+    slack_seconds: float = 0.25,
+    max_seconds: float = 3600.0,
+) -> Report:
+    """Run until so many faults have been done, then settle.
+
+    Args:
+        every_seconds: Between two faults to a process, on average.
+        fault_rate: How likely a session asks the fakes for one fault more.
+        worker_share: The share of process faults that meet a worker.
+        slack_seconds: How much later than its limit a call may be back.
+    """
+    oracle = Oracle(slack_seconds)
+    with running(*APP, "--workers", "2", "--no-access-log", cwd=ROOT) as server:
+        server.wait_for("Application startup complete", 2)
+        url = f"http://127.0.0.1:{server.port}"
+        chaos = Chaos(server, seed, every_seconds, worker_share)
+        everyone = [Player(f"p{n}", url, seed * 1000 + n, oracle, fault_rate) for n in range(players)]
+        began = time.monotonic()
+
+        def count() -> int:
+            return sum(chaos.done.values()) + sum(player.faults for player in everyone)
+
+        async def play() -> None:
+            enough = asyncio.Event()
+            tasks = [asyncio.create_task(player.play(enough)) for player in everyone]
+            while count() < faults and time.monotonic() - began < max_seconds and not any(t.done() for t in tasks):
+                await asyncio.sleep(0.1)
+            enough.set()
+            await asyncio.gather(*tasks)
+
+        chaos.start()
+        try:
+            asyncio.run(play())
+        finally:
+            chaos.stop()
+        chaos.workers_seen.update(server.workers())
+        left = _what_is_left(server, chaos.workers_seen)
+        report = Report(
+            seed,
+            time.monotonic() - began,
+            sum(player.sessions for player in everyone),
+            chaos.done + Counter({"provider, backend or site, hang-ups": sum(p.faults for p in everyone)}),
+            oracle.calls,
+            oracle.outcomes,
+            oracle.slowest,
+            oracle.violations,
+            left,
+        )
+    after = marked(chaos.workers_seen)
+    report.left += [f"process {process.pid} after the server's end" for process in after]
+    return report
+
+
+def _what_is_left(server: Running, workers: set[int]) -> list[str]:
+    """What a server without sessions still has, once it had time to settle."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = _look(server, workers)
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.2)
+
+
+def _look(server: Running, workers: set[int]) -> list[str]:
+    try:
+        healths = _healths(server)
+    except httpx.HTTPError as error:
+        return [f"health: {error!r}"]
+    found = [] if len(healths) == 2 else [f"{len(healths)} workers answer"]
+    for worker, health in healths.items():
+        for kind, counts in health["ledger"].items():
+            if counts["acquired"] != counts["live"] + counts["pending"] + counts["released"]:
+                found.append(f"worker {worker}: the ledger of {kind} does not add up: {json.dumps(counts)}")
+            if counts["live"] or counts["pending"]:
+                found.append(f"worker {worker}: {kind} {json.dumps(counts)} {json.dumps(health['pending'])[:300]}")
+        if health["site_pool"]["leases"] or health["site_pool"]["waiting"]:
+            found.append(f"worker {worker}: sites {json.dumps(health['site_pool'])}")
+    found += [f"process {process.pid}" for process in marked(workers)]
+    locks = [name for name in os.listdir(os.path.join(server.run_directory, "sites")) if name.endswith(".ticket")]
+    return found + [f"ticket {name}" for name in locks]
+
+
+def _healths(server: Running) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=10, limits=limits) as client:
+        for _ in range(60):
+            health = client.get("/healthz").json()
+            found[health["worker"]] = health
+            if len(found) == 2:
+                break
+    return found
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
