@@ -134,7 +134,9 @@ MODEL_BUGS: Final = (
             Change(
                 f"{RUNDIR}/lives.py",
                 "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+                "                os.write(fd, app.encode())\n"
                 "                os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)\n",
+                "                os.write(fd, app.encode())\n"
                 "                os.link(prepared, name, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)\n"
                 "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
             ),
