@@ -3,11 +3,10 @@ PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py
 
-.PHONY: setup setup-mcp1 demo demo-rl test test-long soak check format bench model clean
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs demo test test-long test-ecosystem soak soak-web fuzz docs check format bench clean
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
@@ -34,12 +33,21 @@ demo-rl:
 	@sh scripts/setup.sh demo-rl
 	@.venv/bin/homing rl demo
 
+# MiniWoB in real browsers on two workers; as root on Debian it installs a Chromium if there is none.
+demo-web:
+	@sh scripts/setup.sh demo-web
+	@.venv/bin/homing web demo
+
+# A Chromium for the tests in real browsers, which are skipped without one.
+setup-web:
+	@sh scripts/setup.sh web
+
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
-test: setup setup-mcp1
+test: setup setup-mcp1 setup-web
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
-test-long: setup setup-mcp1
+test-long: setup setup-mcp1 setup-web
 	$(PYTHON) -m pytest --timeout=1200 -m "not ecosystem"
 
 # Real Gradio and NiceGUI apps, which take half a gigabyte to install.

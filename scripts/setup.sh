@@ -3,6 +3,8 @@
 #   setup.sh        .venv with everything that the tests and checks need
 #   setup.sh demo   .venv with what homing itself needs, which is much less
 #   setup.sh demo-rl   the same, and what the RL servers need
+#   setup.sh demo-web  the same, and what the web server needs
+#   setup.sh web    a Chromium of the system, if there is none and this is Debian and root; else says what is missing
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
 #   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
 #   setup.sh ecosystem  .venv-ecosystem with Gradio and NiceGUI, which bring a great deal
@@ -23,6 +25,25 @@ case "${1:-}" in
         requirements=
         ready=$env/.ready-demo-rl
         homing='.[rl]'
+        ;;
+    demo-web)
+        requirements=
+        ready=$env/.ready-demo-web
+        homing='.[web]'
+        ;;
+    web)
+        for name in chromium-headless-shell chrome-headless-shell chromium chromium-browser google-chrome; do
+            if command -v "$name" >/dev/null 2>&1; then exit 0; fi
+        done
+        # Asked again at each run only where it may help: a package that cannot be had now may be tomorrow.
+        if [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null 2>&1; then
+            echo "installing chromium-headless-shell, for the tests in real browsers ..."
+            export DEBIAN_FRONTEND=noninteractive
+            apt-get update -qq >/dev/null 2>&1 || true
+            if apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null 2>&1; then exit 0; fi
+        fi
+        echo "homing: no Chromium: the tests in real browsers are skipped (Debian: apt-get install chromium-headless-shell)"
+        exit 0
         ;;
     mcp1 | ecosystem | docs | fuzz)
         env=.venv-$1

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.chromium import require_chromium
 from tests.support.running import HOMING, ROOT, running
 from tests.support.served import ECOSYSTEM, MAIN
 from tests.support.stories import Story, blocks
@@ -112,7 +113,8 @@ def test_every_snippet_is_of_a_kind_that_is_run_here() -> None:
     for name, words in COMMANDS:
         if name.startswith(_RUN_THERE):
             continue
-        known = words[:2] == ["homing", "run"] or words[:3] == ["homing", "rl", "serve"] or words[0] == "make"
+        served = words[:3] in (["homing", "rl", "serve"], ["homing", "web", "serve"])
+        known = words[:2] == ["homing", "run"] or served or words[0] == "make"
         assert known, f"{name}: {words}: add a way to run it"
     assert len(SERVERS) >= 3
 
@@ -180,6 +182,23 @@ def test_an_environment_of_the_text_is_served_and_its_clients_do_what_the_text_s
         url = f"http://127.0.0.1:{server.port}"
         assert clients["steps"](url)[0] == 8
         assert clients["play"](url) >= 0
+        assert server.stop() == 0, server.log
+
+
+@pytest.mark.parametrize(
+    "words", [words for _, words in COMMANDS if words[:3] == ["homing", "web", "serve"]], ids=" ".join
+)
+def test_web_sessions_of_the_text_are_served_and_their_client_does_what_the_text_says(
+    words: list[str], tmp_path: Path
+) -> None:
+    require_chromium()
+    client: dict[str, Any] = {}
+    for name, text in snippets("python"):
+        if name.startswith("docs/howto/web-sessions.md") and "def play" in text:
+            exec(compile(text, name, "exec"), client)
+    with running(*words[3:], cwd=tmp_path, command=(*HOMING, *words[1:3])) as server:
+        server.wait_for("all 2 workers are ready")
+        assert client["play"](f"http://127.0.0.1:{server.port}") > 0
         assert server.stop() == 0, server.log
 
 

@@ -28,12 +28,14 @@ TITLES: Final = {
     "A2": "two uvicorn workers, no routing, each request at the right one",
     "B": "HAProxy, cookie stickiness, two one-worker uvicorns",
     "B1": "the same, HAProxy tuned: one thread, `http-reuse always`",
+    "C": "nginx, cookie stickiness, two one-worker uvicorns",
     "D": "aiohttp hop, every request at the wrong worker",
     "H": "homing",
+    "H0": "homing, `--no-handoff`",
 }
 MODES: Final = {
     "local": "served where it arrives",
-    "remote": "all at the wrong worker",
+    "remote": "each connection at the wrong worker",
     "inter": "64 sessions interleaved",
 }
 
@@ -53,27 +55,37 @@ SERVED: Final = "served where it arrives ÷ two unrouted workers"
 FORWARDED: Final = "every request forwarded ÷ HAProxy's setup"
 INTERLEAVED: Final = "interleaved sessions, half at the wrong worker ÷ HAProxy's setup"
 AIOHTTP: Final = "every request forwarded ÷ the aiohttp hop"
+MOVED: Final = "connections at the wrong worker, handed off ÷ HAProxy's setup"
 ONE: Final = "p50 on one connection, forwarded ÷ HAProxy's"
 
 GOALS: Final = (
     Goal(f"{SERVED}, sat", ("H", "local", "sat"), ("A2", "local", "sat"), 1.05),
     Goal(f"{SERVED}, paced", ("H", "local", "paced"), ("A2", "local", "paced"), 1.10),
-    Goal(f"{FORWARDED}, sat", ("H", "remote", "sat"), ("B", "local", "sat"), 1.05),
-    Goal(f"{FORWARDED}, paced", ("H", "remote", "paced"), ("B", "local", "paced"), 1.05),
-    Goal(f"{INTERLEAVED}, sat", ("H", "inter", "sat"), ("B", "inter", "sat"), 0.90),
-    Goal(f"{INTERLEAVED}, paced", ("H", "inter", "paced"), ("B", "inter", "paced"), 1.00),
-    Goal(f"{AIOHTTP}, sat", ("H", "remote", "sat"), ("D", "remote", "sat"), 0.45),
-    Goal(ONE, ("H", "remote", "c1"), ("B", "local", "c1"), 1.10, "p50_us"),
+    Goal(f"{FORWARDED}, sat", ("H0", "remote", "sat"), ("B", "local", "sat"), 1.05),
+    Goal(f"{FORWARDED}, paced", ("H0", "remote", "paced"), ("B", "local", "paced"), 1.05),
+    Goal(f"{INTERLEAVED}, sat", ("H0", "inter", "sat"), ("B", "inter", "sat"), 0.90),
+    Goal(f"{INTERLEAVED}, paced", ("H0", "inter", "paced"), ("B", "inter", "paced"), 1.00),
+    Goal(f"{AIOHTTP}, sat", ("H0", "remote", "sat"), ("D", "remote", "sat"), 0.45),
+    Goal(ONE, ("H0", "remote", "c1"), ("B", "local", "c1"), 1.10, "p50_us"),
+    Goal(f"{MOVED}, sat", ("H", "remote", "sat"), ("B", "local", "sat"), 0.80),
+    Goal(f"{MOVED}, paced", ("H", "remote", "paced"), ("B", "local", "paced"), 0.80),
+    Goal("p50 on one connection, handed off ÷ HAProxy's", ("H", "remote", "c1"), ("B", "local", "c1"), 0.85, "p50_us"),
+    Goal(
+        "interleaved sessions ÷ the same with `--no-handoff`, sat", ("H", "inter", "sat"), ("H0", "inter", "sat"), 1.0
+    ),
 )
 
 OTHER_RATIOS: Final = (
-    Goal(f"{AIOHTTP}, paced", ("H", "remote", "paced"), ("D", "remote", "paced"), None),
-    Goal(f"{AIOHTTP}, c1", ("H", "remote", "c1"), ("D", "remote", "c1"), None),
-    Goal("every request forwarded ÷ two unrouted workers, sat", ("H", "remote", "sat"), ("A2", "local", "sat"), None),
-    Goal("every request forwarded ÷ HAProxy's setup, c1", ("H", "remote", "c1"), ("B", "local", "c1"), None),
-    Goal("every request forwarded ÷ HAProxy tuned, sat", ("H", "remote", "sat"), ("B1", "local", "sat"), None),
-    Goal("every request forwarded ÷ HAProxy tuned, paced", ("H", "remote", "paced"), ("B1", "local", "paced"), None),
-    Goal("interleaved sessions ÷ HAProxy tuned, sat", ("H", "inter", "sat"), ("B1", "inter", "sat"), None),
+    Goal(f"{AIOHTTP}, paced", ("H0", "remote", "paced"), ("D", "remote", "paced"), None),
+    Goal(f"{AIOHTTP}, c1", ("H0", "remote", "c1"), ("D", "remote", "c1"), None),
+    Goal("every request forwarded ÷ two unrouted workers, sat", ("H0", "remote", "sat"), ("A2", "local", "sat"), None),
+    Goal("every request forwarded ÷ HAProxy's setup, c1", ("H0", "remote", "c1"), ("B", "local", "c1"), None),
+    Goal("every request forwarded ÷ HAProxy tuned, sat", ("H0", "remote", "sat"), ("B1", "local", "sat"), None),
+    Goal("every request forwarded ÷ HAProxy tuned, paced", ("H0", "remote", "paced"), ("B1", "local", "paced"), None),
+    Goal("every request forwarded ÷ nginx's setup, sat", ("H0", "remote", "sat"), ("C", "local", "sat"), None),
+    Goal("connections handed off ÷ nginx's setup, sat", ("H", "remote", "sat"), ("C", "local", "sat"), None),
+    Goal("connections handed off ÷ served where they arrive, sat", ("H", "remote", "sat"), ("H", "local", "sat"), None),
+    Goal("interleaved sessions ÷ HAProxy tuned, sat", ("H0", "inter", "sat"), ("B1", "inter", "sat"), None),
     Goal("served where it arrives ÷ HAProxy's setup, sat", ("H", "local", "sat"), ("B", "local", "sat"), None),
     Goal("the aiohttp hop ÷ HAProxy's setup, sat", ("D", "remote", "sat"), ("B", "local", "sat"), None),
     Goal("two unrouted workers ÷ HAProxy's setup, sat", ("A2", "local", "sat"), ("B", "local", "sat"), None),

@@ -59,6 +59,41 @@ backend workers
 """
 
 
+NGINX_CONFIG: Final = """\
+daemon off;
+worker_processes 1;
+pid {scratch}/nginx.pid;
+error_log {scratch}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off;
+    client_body_temp_path {scratch}/body;
+    proxy_temp_path {scratch}/proxy;
+    fastcgi_temp_path {scratch}/fastcgi;
+    uwsgi_temp_path {scratch}/uwsgi;
+    scgi_temp_path {scratch}/scgi;
+    upstream any {{ {any} keepalive 64; }}
+    upstream s0 {{ {s0} keepalive 64; }}
+    upstream s1 {{ {s1} keepalive 64; }}
+    map $cookie_srv $target {{ default any; s0 s0; s1 s1; }}
+    map $upstream_addr $chosen {{ {chosen} }}
+    server {{
+        listen 127.0.0.1:{port};
+        keepalive_timeout 60s;
+        keepalive_requests 100000000;
+        location / {{
+            proxy_pass http://$target;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $host;
+            add_header Set-Cookie "SRV=$chosen; Path=/";
+        }}
+    }}
+}}
+"""
+"""Stickiness by a cookie, as HAProxy's: nginx without its commercial part has no directive for it, and two maps do it."""
+
+
 class SetupError(Exception):
     """A server of a setup did not start, or did not stop."""
 
@@ -136,11 +171,36 @@ def haproxy(threads: str, reuse: str) -> Callable[[int, Path], list[Command]]:
     return commands
 
 
+def nginx_program() -> str | None:
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def nginx(port: int, scratch: Path) -> list[Command]:
+    ports = [free_port(), free_port()]
+    servers = [f"server 127.0.0.1:{each};" for each in ports]
+    config = scratch / "nginx.conf"
+    chosen = " ".join(f"127.0.0.1:{each} s{i};" for i, each in enumerate(ports))
+    config.write_text(
+        NGINX_CONFIG.format(
+            port=port, scratch=scratch, any=" ".join(servers), s0=servers[0], s1=servers[1], chosen=chosen
+        )
+    )
+    program = nginx_program()
+    if program is None:
+        raise SetupError("nginx went away")
+    workers = [uvicorn_command("benchmarks.forwarding.app:app", each, 1) for each in ports]
+    return [*workers, Command((program, "-p", str(scratch), "-c", str(config)))]
+
+
 def homing_program() -> Path:
     return Path(sys.executable).with_name("homing")
 
 
-def homing_run(port: int, scratch: Path) -> list[Command]:
+def homing_run(*options: str) -> Callable[[int, Path], list[Command]]:
+    return lambda port, scratch: [homing_command(port, *options)]
+
+
+def homing_command(port: int, *options: str) -> Command:
     words = (
         str(homing_program()),
         "run",
@@ -150,14 +210,19 @@ def homing_run(port: int, scratch: Path) -> list[Command]:
         *UVICORN_OPTIONS,
         "--session=signed-cookie:session:sid",
         "--secret-env=BENCH_SECRET",
+        *options,
     )
-    return [Command(words, {"BENCH_SECRET": "benchmark"})]
+    return Command(words, {"BENCH_SECRET": "benchmark"})
 
 
 def homing_missing() -> str | None:
     if not homing_program().exists():
         return f"{homing_program()} is not there: run `make setup`"
     return None
+
+
+def nginx_missing() -> str | None:
+    return None if nginx_program() else "nginx is not installed (Debian: apt-get install nginx-light)"
 
 
 def haproxy_missing() -> str | None:
@@ -187,13 +252,30 @@ SETUPS: Final = (
         haproxy_missing,
         behind_proxy=True,
     ),
+    Setup(
+        "C",
+        "nginx, cookie stickiness, before two one-worker uvicorns",
+        2,
+        {"local": ALL_LOADS, "inter": ("sat", "paced")},
+        nginx,
+        nginx_missing,
+        behind_proxy=True,
+    ),
     Setup("D", "two uvicorn workers, aiohttp hop", 2, {"remote": ALL_LOADS}, aiohttp_hop),
     Setup(
         "H",
         "homing run --workers 2",
         2,
         {"local": ALL_LOADS, "remote": ALL_LOADS, "inter": ("sat", "paced")},
-        homing_run,
+        homing_run(),
+        homing_missing,
+    ),
+    Setup(
+        "H0",
+        "homing run --workers 2 --no-handoff",
+        2,
+        {"remote": ALL_LOADS, "inter": ("sat", "paced")},
+        homing_run("--no-handoff"),
         homing_missing,
     ),
 )

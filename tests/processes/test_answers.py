@@ -570,7 +570,8 @@ def test_without_room_for_a_record_the_answer_is_503_before_the_handler(tmp_path
 
 def test_a_declared_start_over_the_limit_is_refused_before_its_handler_and_nothing_else_is() -> None:
     async def test() -> None:
-        limits = ("--max-sessions-per-worker", "2", "--start", "POST /start", "--end", "POST /end")
+        # Each connection stays where it was accepted: the other worker's has to be there to the end.
+        limits = ("--max-sessions-per-worker", "2", "--start", "POST /start", "--end", "POST /end", "--no-handoff")
         async with open_staged(*SESSION, *limits, "--log-level", "debug", workers=2) as server, server.wires() as wires:
             owner, front = wires
             case = server.script(read_body(), *respond())

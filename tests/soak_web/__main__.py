@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.soak_web.run import fault_run
+from tests.soak_web.run import CHROMIUM, FAKES, fault_run
 
 
 def main() -> int:
@@ -17,8 +17,15 @@ def main() -> int:
     parser.add_argument("--players", type=int, default=8)
     parser.add_argument("--slack", type=float, default=0.25, help="how much later than its limit a call may be back")
     parser.add_argument("--report", type=Path, help="also write the report there")
+    parser.add_argument("--chromium", action="store_true", help="real browsers in place of fakes")
     options = parser.parse_args()
-    report = fault_run(seed=options.seed, faults=options.faults, players=options.players, slack_seconds=options.slack)
+    report = fault_run(
+        subject=CHROMIUM if options.chromium else FAKES,
+        seed=options.seed,
+        faults=options.faults,
+        players=options.players,
+        slack_seconds=options.slack,
+    )
     text = "\n".join(report.lines())
     print(text)
     if options.report is not None:

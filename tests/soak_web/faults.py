@@ -66,7 +66,8 @@ class Chaos:
             self._stopped.discard(pid)
 
     def _to_browser(self, workers: list[int]) -> None:
-        pids = [pid for worker in workers for pid in descendants(worker)]
+        # A child without the mark is no browser yet, but the worker's own copy on its way to being one.
+        pids = [pid for worker in workers for pid in descendants(worker) if owner_of(pid) is not None]
         if not pids:
             return
         pid = self._random.choice(pids)
@@ -86,18 +87,18 @@ def descendants(pid: int) -> Iterator[int]:
 
 def marked(workers: set[int]) -> list[ProcessMark]:
     """The processes that any of these workers started, dead or alive, by their mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for variable in (entry / "environ").read_bytes().split(b"\0"):
-                if variable.startswith(OWNER_ENV.encode() + b"="):
-                    owner = variable.decode().split(".")[1]
-                    process = mark(int(entry.name))
-                    if int(owner) in workers and process is not None:
-                        found.append(process)
-    return found
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = [mark(pid) for pid in pids if owner_of(pid) in workers]
+    return [process for process in found if process is not None]
+
+
+def owner_of(pid: int) -> int | None:
+    """The worker that started a process, by its mark; None: it has none."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(OWNER_ENV.encode() + b"="):
+                return int(variable.decode().split(".")[1])
+    return None
 
 
 def _signal(pid: int, number: int) -> bool:

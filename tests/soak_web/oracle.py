@@ -1,7 +1,7 @@
 """What must hold of every session's replies, whatever was killed meanwhile.
 
-- A step's reward is the number of steps that were acknowledged: none is lost, none is done twice.
-- An unmasked verdict is that number: no fault is scored as a reward.
+- A step's reward is the number of steps that were acknowledged (fakes): none is lost, none is done twice.
+- An unmasked verdict is what the last step showed: no fault is scored as a reward.
 - There is one verdict: asked again, it is the same to the letter.
 - Every failure is of the closed set of kinds, and every call is back in its time.
 """
@@ -52,16 +52,20 @@ class Oracle:
         if reply["reward"] != step:
             self.violated(f"session {session}: step {step} gave {reply['reward']}: a step was lost or done twice")
 
-    def judged(self, session: str, steps: int, verdict: dict[str, Any]) -> None:
-        if verdict["reward"] != steps:
-            self.violated(f"session {session}: a verdict of {verdict['reward']} after {steps} steps")
+    def answered_again(self, first: dict[str, Any], second: dict[str, Any]) -> None:
+        if first != second:
+            self.violated("a step that was sent twice was answered in two ways")
+
+    def judged(self, session: str, expected: float, verdict: dict[str, Any]) -> None:
+        if verdict["reward"] != expected:
+            self.violated(f"session {session}: a verdict of {verdict['reward']}, which should be {expected}")
 
     def judged_again(self, session: str, first: dict[str, Any], second: dict[str, Any]) -> None:
         if first != second:
             self.violated(f"session {session}: two verdicts")
 
-    def verified(self, session: str, steps: int, reply: dict[str, Any]) -> None:
-        if not reply["mask_sample"] and reply["reward"] != steps:
-            self.violated(f"session {session}: an unmasked reward of {reply['reward']} after {steps} steps")
+    def verified(self, session: str, expected: float, reply: dict[str, Any]) -> None:
+        if not reply["mask_sample"] and reply["reward"] != expected:
+            self.violated(f"session {session}: an unmasked reward of {reply['reward']}, which should be {expected}")
         if reply["mask_sample"] and not reply["failure_kind"]:
             self.violated(f"session {session}: a masked sample without a kind")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,13 +27,25 @@ OVER: Final = frozenset(
 )
 """Kinds after which a session is over for its client."""
 
-SEED_SECONDS: Final = 4.0 + 2.0 + 4.0 + 2.0
-"""Site, browser, turn, reset."""
-OPERATION_SECONDS: Final = 4.0 + 4.0 + 2.0
-"""Its turn in the session, its turn at a core, itself."""
-CLOSE_SECONDS: Final = 2 * 1.0 + 1.0 + 1.0 + 1.0 + 2.0 + 2.0
-"""Operations that are told to stop, the interrupt, backend, runner, browser, site."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a call may take, seconds: the sums of the waits that it can have.
+
+    Attributes:
+        seed: Site, browser, turn at a core, reset.
+        operation: Its turn in the session, its turn at a core, itself.
+        close: Operations that are told to stop, the interrupt, backend twice, runner, browser, recording, site.
+    """
+
+    seed: float
+    operation: float
+    close: float
+
+
 _GIVE_UP_SECONDS: Final = 60.0
+
+_BUTTON: Final = re.compile(r"\[(e?\d+)\] button|button .*?\[(?:ref=)?(e?\d+)\]")
 
 STAGES: Final = ("site", "acquire", "reset", "step", "evaluate", "observe")
 RELEASES: Final = ("close backend", "close runner", "release", "release site", "finish")
@@ -46,6 +59,8 @@ class Reply:
 
 class Player:
     """Plays sessions one after another until told to stop. `faults`: how many it has asked the server's fakes for."""
+
+    limits = Limits(4.0 + 2.0 + 4.0 + 2.0, 4.0 + 4.0 + 2.0, 3.0 + 3.0 + 1.0 + 2.0 + 2.0)
 
     def __init__(self, name: str, url: str, seed: int, oracle: Oracle, fault_rate: float) -> None:
         self.name = name
@@ -67,50 +82,66 @@ class Player:
         identity = {"_ng_session_id": name, "_ng_session_close_token": "t" * 32}
         limits = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=self._url, timeout=_GIVE_UP_SECONDS, limits=limits) as client:
-            task = {"benchmark": "fake", "task_id": "count", "task_kwargs": {"faults": self._draw_faults()}}
-            if draw.random() < 0.3:
-                task |= {"sites": [draw.choice(["shop", "wiki"])]}
-                if draw.random() < 0.7:
-                    task["mutation_class"] = "read_only"
-            seed = await self._call(client, "seed", "/seed_session", {**identity, "task": task}, SEED_SECONDS)
+            seed = await self._call(
+                client, "seed", "/seed_session", {**identity, "task": self._task()}, self.limits.seed
+            )
             if seed.outcome == "ok":
-                await self._steps(client, name, draw.randint(0, 6))
+                await self._play(client, name, seed.body)
             await self._close(client, identity)
 
-    async def _steps(self, client: httpx.AsyncClient, name: str, count: int) -> None:
+    def _task(self) -> dict[str, Any]:
         draw = self._random
-        for number in range(1, count + 1):
-            body = {"operation_id": str(number), "action": {"action": "noop"}}
-            if draw.random() < 0.1:
-                # It hangs up, and sends the step again: it is done once.
-                self.faults += 1
-                impatient = asyncio.create_task(client.post("/step", json=body))
-                await asyncio.wait((impatient,), timeout=draw.random() * 0.02)
-                impatient.cancel()
-                await asyncio.wait((impatient,))
-            times = 2 if draw.random() < 0.2 else 1
-            replies = await asyncio.gather(
-                *(self._call(client, "step", "/step", body, OPERATION_SECONDS) for _ in range(times))
-            )
-            for reply in replies:
-                if reply.outcome == "ok":
-                    self._oracle.stepped(name, number, reply.body)
-            if any(reply.outcome != "ok" for reply in replies):
-                return
-        await self._judge(client, name, count)
+        task: dict[str, Any] = {
+            "benchmark": "fake",
+            "task_id": "count",
+            "task_kwargs": {"faults": self._draw_faults()},
+        }
+        if draw.random() < 0.3:
+            task |= {"sites": [draw.choice(["shop", "wiki"])]}
+            if draw.random() < 0.7:
+                task["mutation_class"] = "read_only"
+        return task
 
-    async def _judge(self, client: httpx.AsyncClient, name: str, count: int) -> None:
+    async def _play(self, client: httpx.AsyncClient, name: str, seeded: dict[str, Any]) -> None:
+        count = self._random.randint(0, 6)
+        for number in range(1, count + 1):
+            reply = await self._step(client, number, {"action": "noop"})
+            if reply.outcome != "ok":
+                return
+            self._oracle.stepped(name, number, reply.body)
+        await self._judge(client, name, float(count))
+
+    async def _step(self, client: httpx.AsyncClient, number: int, action: dict[str, Any]) -> Reply:
+        """One step, perhaps sent again after hanging up, perhaps sent twice at once: it is done once."""
+        draw = self._random
+        body = {"operation_id": str(number), "action": action}
+        if draw.random() < 0.1:
+            self.faults += 1
+            impatient = asyncio.create_task(client.post("/step", json=body))
+            await asyncio.wait((impatient,), timeout=draw.random() * 0.02)
+            impatient.cancel()
+            await asyncio.wait((impatient,))
+        times = 2 if draw.random() < 0.2 else 1
+        replies = await asyncio.gather(
+            *(self._call(client, "step", "/step", body, self.limits.operation) for _ in range(times))
+        )
+        bodies = [reply.body for reply in replies if reply.outcome == "ok"]
+        if len(bodies) == 2:
+            self._oracle.answered_again(bodies[0], bodies[1])
+        return next((reply for reply in replies if reply.outcome != "ok"), replies[0])
+
+    async def _judge(self, client: httpx.AsyncClient, name: str, expected: float) -> None:
         if self._random.random() < 0.5:
-            reply = await self._call(client, "verify", "/verify", {}, OPERATION_SECONDS + CLOSE_SECONDS)
+            reply = await self._call(client, "verify", "/verify", {}, self.limits.operation + self.limits.close)
             if reply.outcome == "ok":
-                self._oracle.verified(name, count, reply.body)
+                self._oracle.verified(name, expected, reply.body)
             return
         first, second = await asyncio.gather(
-            *(self._call(client, "evaluate", "/evaluate", {}, OPERATION_SECONDS) for _ in range(2))
+            *(self._call(client, "evaluate", "/evaluate", {}, self.limits.operation) for _ in range(2))
         )
         verdicts = [reply.body["result"] for reply in (first, second) if reply.outcome == "ok"]
         for verdict in verdicts:
-            self._oracle.judged(name, count, verdict)
+            self._oracle.judged(name, expected, verdict)
         if len(verdicts) == 2:
             self._oracle.judged_again(name, *verdicts)
 
@@ -118,7 +149,7 @@ class Player:
         until = time.monotonic() + _GIVE_UP_SECONDS
         while time.monotonic() < until:
             # The seed may still be under way, and is waited for.
-            reply = await self._call(client, "close", "/close", identity, SEED_SECONDS + 2 * CLOSE_SECONDS)
+            reply = await self._call(client, "close", "/close", identity, self.limits.seed + 2 * self.limits.close)
             if reply.outcome in ("ok", "session_gone"):
                 return
             await asyncio.sleep(0.1)
@@ -152,3 +183,31 @@ class Player:
             found.setdefault(at, []).append(self._random.choice(kinds))
             self.faults += 1
         return found
+
+
+class ChromiumPlayer(Player):
+    """Plays one MiniWoB task in real browsers: some looking about, then the click that ends it.
+
+    The verdict has to be the reward that the click's reply showed: a fault in between may lose it, and never change it.
+    """
+
+    limits = Limits(20.0 + 30.0 + 20.0 + 30.0, 20.0 + 20.0 + 10.0, 3.0 + 11.0 + 5.0 + 10.0 + 10.0 + 10.0)
+
+    def _task(self) -> dict[str, Any]:
+        return {"benchmark": "miniwob", "task_id": "click-test", "seed": self._random.randrange(1000)}
+
+    async def _play(self, client: httpx.AsyncClient, name: str, seeded: dict[str, Any]) -> None:
+        observation = seeded["observation"]
+        looks = self._random.randint(0, 4)
+        for number in range(1, looks + 1):
+            reply = await self._step(client, number, {"action": "noop"})
+            if reply.outcome != "ok":
+                return
+            observation = reply.body["observation"]
+        found = _BUTTON.search(observation["axtree"])
+        if found is None:
+            self._oracle.violated(f"session {name}: no button in {observation['axtree'][:300]!r}")
+            return
+        reply = await self._step(client, looks + 1, {"action": "click", "ref": found[1]})
+        if reply.outcome == "ok" and reply.body["terminated"]:
+            await self._judge(client, name, reply.body["reward"])

@@ -14,11 +14,57 @@ from typing import Any
 import httpx
 from tests.soak_web.faults import Chaos, marked
 from tests.soak_web.oracle import Oracle
-from tests.soak_web.play import Player
-from tests.support.running import ROOT, Running, running
+from tests.soak_web.play import ChromiumPlayer, Player
+from tests.support.running import HOMING, ROOT, Running, running
+
+from homing.rundir import SITES_DIR
 
 SETTLE_SECONDS = 60.0
-APP = ("tests.support.web_app:soak_server", "--factory")
+CHROMIUM_SETTINGS = {
+    "operation_seconds": 10,
+    "reset_seconds": 30,
+    "wait_seconds": 20,
+    "site_wait_seconds": 20,
+    "acquire_seconds": 30,
+    "close_seconds": 5,
+    "release_seconds": 10,
+    "recording_seconds": 10,
+    "retry_seconds": 0.5,
+    "max_retry_seconds": 2,
+    "idle_seconds": 60,
+    "sweep_seconds": 2,
+    "stop_seconds": 20,
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run, and who plays on it.
+
+    Attributes:
+        keeps_processes: Browsers are kept ready while the server serves, so processes are counted after its end only.
+    """
+
+    command: tuple[str, ...]
+    arguments: tuple[str, ...]
+    player: type[Player]
+    every_seconds: float
+    keeps_processes: bool
+
+
+FAKES = Subject(
+    (*HOMING, "run"), ("tests.support.web_app:soak_server", "--factory"), Player, 0.25, keeps_processes=False
+)
+CHROMIUM = Subject(
+    (*HOMING, "web", "serve"),
+    (
+        *("--tasks", "miniwob", "--max-sessions", "16"),
+        *(f"--setting={name}={value}" for name, value in CHROMIUM_SETTINGS.items()),
+    ),
+    ChromiumPlayer,
+    0.8,
+    keeps_processes=True,
+)
 
 
 @dataclass
@@ -70,7 +116,7 @@ def fault_run(
     seed: int,
     faults: int,
     players: int = 8,
-    every_seconds: float = 0.25,
+    subject: Subject = FAKES,
     fault_rate: float = 0.45,
     worker_share: float = 0.06,
     slack_seconds: float = 0.25,
@@ -79,17 +125,17 @@ def fault_run(
     """Run until so many faults have been done, then settle.
 
     Args:
-        every_seconds: Between two faults to a process, on average.
+        subject: What is run; `every_seconds` is between two faults to a process, on average.
         fault_rate: How likely a session asks the fakes for one fault more.
         worker_share: The share of process faults that meet a worker.
         slack_seconds: How much later than its limit a call may be back.
     """
     oracle = Oracle(slack_seconds)
-    with running(*APP, "--workers", "2", "--no-access-log", cwd=ROOT) as server:
+    with running(*subject.arguments, "--workers", "2", "--no-access-log", cwd=ROOT, command=subject.command) as server:
         server.wait_for("Application startup complete", 2)
         url = f"http://127.0.0.1:{server.port}"
-        chaos = Chaos(server, seed, every_seconds, worker_share)
-        everyone = [Player(f"p{n}", url, seed * 1000 + n, oracle, fault_rate) for n in range(players)]
+        chaos = Chaos(server, seed, subject.every_seconds, worker_share)
+        everyone = [subject.player(f"p{n}", url, seed * 1000 + n, oracle, fault_rate) for n in range(players)]
         began = time.monotonic()
 
         def count() -> int:
@@ -100,6 +146,11 @@ def fault_run(
             tasks = [asyncio.create_task(player.play(enough)) for player in everyone]
             while count() < faults and time.monotonic() - began < max_seconds and not any(t.done() for t in tasks):
                 await asyncio.sleep(0.1)
+                if server.process.poll() is not None:
+                    for each in tasks:
+                        each.cancel()
+                    await asyncio.wait(tasks)
+                    raise AssertionError(f"the server ended:\n{server.log[-6000:]}")
             enough.set()
             await asyncio.gather(*tasks)
 
@@ -109,7 +160,7 @@ def fault_run(
         finally:
             chaos.stop()
         chaos.workers_seen.update(server.workers())
-        left = _what_is_left(server, chaos.workers_seen)
+        left = _what_is_left(server, set() if subject.keeps_processes else chaos.workers_seen)
         report = Report(
             seed,
             time.monotonic() - began,
@@ -148,11 +199,12 @@ def _look(server: Running, workers: set[int]) -> list[str]:
                 found.append(f"worker {worker}: the ledger of {kind} does not add up: {json.dumps(counts)}")
             if counts["live"] or counts["pending"]:
                 found.append(f"worker {worker}: {kind} {json.dumps(counts)} {json.dumps(health['pending'])[:300]}")
-        if health["site_pool"]["leases"] or health["site_pool"]["waiting"]:
+        if health["site_pool"]["leases"] or health["site_pool"].get("waiting"):
             found.append(f"worker {worker}: sites {json.dumps(health['site_pool'])}")
     found += [f"process {process.pid}" for process in marked(workers)]
-    locks = [name for name in os.listdir(os.path.join(server.run_directory, "sites")) if name.endswith(".ticket")]
-    return found + [f"ticket {name}" for name in locks]
+    sites = os.path.join(server.run_directory, SITES_DIR)
+    locks = os.listdir(sites) if os.path.isdir(sites) else []
+    return found + [f"ticket {name}" for name in locks if name.endswith(".ticket")]
 
 
 def _healths(server: Running) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from homing.types import ASGIApp, Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES: Final = 2**20
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -129,7 +132,10 @@ def add_json_route(
     async def endpoint(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("described, never called")
 
-    parameters = []
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+        for name in _PLACEHOLDER.findall(path)
+    ]
     if body is not None:
         default: Any = inspect.Parameter.empty
         with contextlib.suppress(ValidationError):

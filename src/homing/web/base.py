@@ -399,10 +399,14 @@ class TaskSet(Protocol):
 
     Attributes:
         name: The benchmark's.
+        viewport: Its pages' width and height in CSS pixels, so that contexts can be made ready in it; None: any.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def viewport(self) -> tuple[int, int] | None: ...
 
     async def start(self) -> None:
         """Serve the pages, if they are this task set's to serve: on loopback, on a free port."""

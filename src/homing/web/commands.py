@@ -14,7 +14,11 @@ import click
 COMMANDS_GROUP: Final = "homing.web.commands"
 """The entry-point group of further sub-commands: those that join this room with others."""
 
-_COMMANDS: Final[dict[str, str]] = {"serve": "homing.web.serve_command:serve"}
+_COMMANDS: Final[dict[str, str]] = {
+    "demo": "homing.web.demo_command:demo",
+    "replay": "homing.web.replay_command:replay",
+    "serve": "homing.web.serve_command:serve",
+}
 """Each sub-command, and where its `click.Command` is."""
 
 

@@ -54,6 +54,12 @@ class InvalidActionError(WebError):
     error_kind = "invalid_action"
 
 
+class StaleRefError(InvalidActionError):
+    """The action's ref, or the observation it goes by, is not of the last observation; nothing was tried."""
+
+    error_kind = "stale_ref"
+
+
 class BenchmarkPreconditionError(WebError):
     """The task's start refused: the site is not in the state the task needs, or the task says something it cannot do."""
 
@@ -209,6 +215,7 @@ ERROR_KINDS: Final = frozenset(
         "session_gone",
         "session_lost",
         "session_release_failed",
+        "stale_ref",
     }
 )
 """Every `error_kind` there is; `session_gone` is the router's, for a session whose worker has exited."""

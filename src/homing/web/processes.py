@@ -73,6 +73,36 @@ def left_of(footprint: Footprint) -> list[str]:
     return running + [f"folder {folder}" for folder in footprint.folders if os.path.lexists(folder)]
 
 
+def children(pid: int) -> list[ProcessMark]:
+    """The processes that this one started and that run."""
+    return [
+        ProcessMark(stat.pid, stat.started) for stat in _all_stats() if stat.parent == pid and stat.state not in "ZX"
+    ]
+
+
+def led_by(leader: ProcessMark) -> list[ProcessMark]:
+    """The processes of the session that this one leads or led, itself among them: a browser's are all in its own."""
+    return [
+        ProcessMark(stat.pid, stat.started)
+        for stat in _all_stats()
+        if stat.session == leader.pid and stat.started >= leader.started and stat.state not in "ZX"
+    ]
+
+
+def is_stopped(process: ProcessMark) -> bool:
+    """Whether it is held by a signal, so that it answers nothing."""
+    stat = _stat(process.pid)
+    return stat is not None and stat.started == process.started and stat.state in "tT"
+
+
+def command_line(process: ProcessMark) -> list[str]:
+    """What it was started with; empty if it is gone."""
+    try:
+        return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+
+
 def orphans() -> list[ProcessMark]:
     """Processes that a worker of this user, in this PID namespace, started, and that outlived it."""
     stats = {stat.pid: stat for stat in _all_stats()}

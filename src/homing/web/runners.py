@@ -27,7 +27,7 @@ from homing.web.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 0.2
-"""How long an operation that was told to stop is waited for before the next one is refused."""
+"""How long an operation that was told to stop, or interrupted, is waited for before the next one is refused."""
 
 
 class OperationGate:
@@ -146,6 +146,8 @@ class ThreadRunner:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._closed = False
         self._gone: asyncio.Future[None] | None = None
 
@@ -159,13 +161,17 @@ class ThreadRunner:
         """
         if self._closed:
             raise RuntimeError("the runner is closed")
-        if self._waiting:
-            raise CapacityError("an earlier operation of the session has not ended yet")
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._idle.wait()
+        except TimeoutError as error:
+            raise CapacityError("an earlier operation of the session has not ended yet") from error
         loop = asyncio.get_running_loop()
         self._start()
         call = _Call(operation, arguments, loop, loop.create_future(), loop.create_future())
         asked = loop.time()
         self._waiting += 1
+        self._idle.clear()
         call.ended.add_done_callback(self._has_ended)
         self._calls.put(call)
         try:
@@ -201,6 +207,7 @@ class ThreadRunner:
 
     def _has_ended(self, ended: asyncio.Future[Any]) -> None:
         self._waiting -= 1
+        self._idle.set()
         if not ended.cancelled():
             ended.exception()  # read, if nobody waits for it any more
 

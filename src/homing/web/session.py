@@ -315,7 +315,10 @@ class Session:
                 await self._finish_recording()
             for entry in [entry for entry in self._entries if entry.kind is kind and not entry.is_released]:
                 if entry.may_be_released:
-                    await self._release(entry)
+                    if not await self._release(entry) and kind is Kind.BACKEND:
+                        # Its thread, or an operation of it, may hang in the page: what frees it is the end of the page.
+                        await self.interrupt()
+                        await self._release(entry)
                 else:
                     entry.last_error = (
                         f"kept until its {' and '.join(e.kind for e in entry.needs if not e.is_released)} is"
@@ -343,7 +346,7 @@ class Session:
         except Exception:
             logger.warning("the browser of session %s could not be interrupted", self.tag, exc_info=True)
 
-    async def _release(self, entry: Entry) -> None:
+    async def _release(self, entry: Entry) -> bool:
         settings = self._around.settings
         seconds = settings.close_seconds if entry.kind in (Kind.BACKEND, Kind.RUNNER) else settings.release_seconds
         entry.tries += 1
@@ -358,11 +361,9 @@ class Session:
                 entry.tries,
                 error or type(error).__name__,
             )
-            if entry.kind is Kind.BACKEND:
-                # Its thread may hang in the page: what frees it is the end of the page.
-                await self.interrupt()
-        else:
-            self._around.ledger.settle(entry)
+            return False
+        self._around.ledger.settle(entry)
+        return True
 
     async def _finish_recording(self) -> None:
         """Once, after the browser has closed: only then are its files whole."""

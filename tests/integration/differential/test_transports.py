@@ -132,7 +132,7 @@ async def open_servers(*options: str, tls: bool = False, unix: bool = False) -> 
 
         plain, routed = await asyncio.gather(
             started("plain", uvicorn_run(APP), 1),
-            started("routed", homing_run(APP, "--workers", "2", "--session", "header:x-session"), 2),
+            started("routed", homing_run(APP, "--workers", "2", "--session", "header:x-session", "--no-handoff"), 2),
         )
         workers = [int(match[1]) for match in routed.server.log.find(r"Started server process \[(\d+)\]")]
         owner, front = workers

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from tests.support.episode_world import episode, episode_world
+from tests.support.rl_agents import EchoAgent
+from tests.support.seed_servers import ManualClock
 
 from homing.errors import ConfigurationError
 from homing.rl import EnvironmentServer
 from homing.rl.outgoing import CallError
-from homing.types import Receive, Scope, Send
+from homing.types import Message, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +82,34 @@ async def test_a_close_that_fails_does_not_take_the_verdict_and_a_masked_verdict
         reply = await world.run(mask=True, rollout="masked")
         assert reply["result"]["mask_sample"] is True
         assert reply["result"]["failure_kind"] == "judge_unreachable"
+
+
+async def test_a_close_whose_reply_was_lost_and_whose_receipt_has_expired_is_a_close() -> None:
+    clock = ManualClock()
+    agent = EchoAgent(name="echo", clock=clock, close_retry_window_seconds=1.0)
+    closes = 0
+
+    async def lose_the_first_receipt(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal closes
+        if scope["type"] != "http" or not scope["path"].endswith("/close"):
+            await agent(scope, receive, send)
+            return
+        closes += 1
+        if closes > 1:
+            await agent(scope, receive, send)
+            return
+        await agent(scope, receive, _drop)
+        clock.advance(2.0)
+        raise RuntimeError("the test wants this reply to be lost")
+
+    async with episode_world(agent=lose_the_first_receipt) as world:
+        reply = await world.run()
+        assert reply["result"]["reward"] == 1.0, reply
+    assert (closes, agent.open_sessions()) == (2, [])
+
+
+async def _drop(message: Message) -> None:
+    pass
 
 
 async def test_an_agent_at_its_deadline_is_stopped_and_what_it_has_is_verified() -> None:

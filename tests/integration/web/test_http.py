@@ -110,7 +110,7 @@ def test_a_failure_is_masked_and_never_a_measured_reward(fault: dict[str, list[s
 
 def test_a_failed_release_is_said_beside_the_verdict_and_by_close_as_503() -> None:
     async def script(client: httpx.AsyncClient) -> None:
-        faults = {"faults": {"close backend": ["raise", "raise"]}}
+        faults = {"faults": {"close backend": ["raise"] * 4}}
         await client.post("/seed_session", json={"task": {**TASK, "task_kwargs": faults}})
         body = (await client.post("/verify", json={})).json()
         assert (body["mask_sample"], body["cleanup_failure_kind"]) == (False, "session_release_failed")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 from tests.soak_web.oracle import Oracle
-from tests.soak_web.run import fault_run
+from tests.soak_web.run import CHROMIUM, fault_run
+from tests.support.chromium import require_chromium
 
 
 @pytest.mark.timeout(240)
@@ -30,3 +31,14 @@ def test_the_oracle_sees_each_kind_of_violation() -> None:
     oracle.verified("s", 2, {"mask_sample": True, "reward": 0.0, "failure_kind": "session_lost"})
     oracle.returned("step", 2.2, 2.0, "session_lost")
     assert len(oracle.violations) == 7
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("faults", [40, pytest.param(150, marks=pytest.mark.long)])
+def test_faults_in_real_browsers_leave_nothing_and_none_is_a_reward(faults: int) -> None:
+    require_chromium()
+    report = fault_run(seed=3, faults=faults, subject=CHROMIUM, players=4, slack_seconds=20.0, max_seconds=240)
+    text = "\n".join(report.lines())
+    assert report.violations == [], text
+    assert report.left == [], text
+    assert report.fault_count >= faults, text

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from homing.web.errors import (
     WebError,
 )
 from homing.web.ledger import Kind
+from homing.web.processes import mark
 
 Play = Callable[[World], Awaitable[None]]
 
@@ -489,7 +492,7 @@ def test_a_reset_that_fails_or_is_cancelled_ends_the_session_at_once(kind: str) 
 def test_a_failed_backend_close_keeps_its_runner_and_its_site_but_not_its_browser() -> None:
     async def script(here: World) -> None:
         await here.manager.seed_session("s", task())
-        here.faults.add("close backend", "raise", "raise")
+        here.faults.add("close backend", *["raise"] * 4)  # each close tries it twice, with an interrupt between
         assert not await here.manager.close_session("s")
         kinds = {kind: here.manager.ledger.counts(kind).pending for kind in Kind}
         assert kinds == {Kind.SITE: 1, Kind.BROWSER: 0, Kind.BACKEND: 1, Kind.RUNNER: 1}
@@ -513,6 +516,36 @@ def test_a_close_that_hangs_is_bounded_and_goes_on_by_itself() -> None:
         here.check_nothing_left()
 
     play(script)
+
+
+def test_a_lease_is_released_only_when_its_processes_and_folders_are_gone(tmp_path: Path) -> None:
+    """A provider's release has been known to return while a stopped renderer lived on."""
+    process = subprocess.Popen(["sleep", "300"])
+    folder = tmp_path / "profile"
+    folder.mkdir()
+
+    async def script(here: World) -> None:
+        await here.manager.seed_session("s", task())
+        (handle,) = here.browsers.open.values()
+        found = mark(process.pid)
+        assert found is not None
+        handle.footprint.processes.add(found)
+        handle.footprint.folders.add(folder)
+        assert not await here.manager.close_session("s")
+        assert here.browsers.open == {}
+        (pending,) = (await here.manager.health())["pending"]
+        assert f"process {process.pid}" in " ".join(pending["left"])
+        process.kill()
+        process.wait()
+        assert not await here.manager.close_session("s")
+        folder.rmdir()
+        assert await here.manager.close_session("s")
+
+    try:
+        play(script)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_concurrent_closes_share_one_release() -> None:

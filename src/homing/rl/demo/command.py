@@ -50,6 +50,9 @@ def demo(workers: int, episodes: int, concurrency: int, as_json: bool) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="homing-demo-") as directory, contextlib.ExitStack() as stack:
         tasks, out = Path(directory, "demo.jsonl"), Path(directory, "results.jsonl")
+        click.echo(
+            f"starting a model, a resources server, an agent and an environment, {workers} workers each", err=True
+        )
         tasks.write_text("".join(demo_task_line(number) for number in range(episodes)))
         environment = stack.enter_context(demo_servers(workers))["environment"]
         results = stack.enter_context(ResultsFile(out))

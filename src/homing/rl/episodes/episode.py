@@ -289,7 +289,7 @@ class Episode:
         )
 
     async def _close(self, url: str, body: Any, cookies: Cookies) -> Any:
-        """Close, with one more try where that may help; None if what was to be closed died with its worker."""
+        """Close, with one more try where that may help; None if what was to be closed died with its worker, or is closed."""
         for tries_left in (1, 0):
             try:
                 # Cookies that a close sets are of no use any more.
@@ -297,6 +297,10 @@ class Episode:
             except CallError as error:
                 if error.kind == SESSION_LOST:
                     self.lost = True
+                    return None
+                if error.status == 409 and not tries_left:
+                    # The ID is this episode's own, so the first try, whose reply was lost, has closed it; that was too
+                    # long ago for its receipt to be kept.
                     return None
                 if not error.retryable or not tries_left:
                     raise

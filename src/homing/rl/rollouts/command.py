@@ -109,7 +109,7 @@ class Shown:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", running=0, failed=0, masked=0, reward="–")
+        self._task = self._progress.add_task("", total=None, running=0, failed=0, masked=0, reward="–")
         self._tenth = -1
 
     def __enter__(self) -> Shown:

@@ -1,0 +1,269 @@
+"""One Chromium process tree, and the evidence of what of it is gone.
+
+A browser leads a session of processes of its own, so everything it starts is found by that, whatever becomes of the
+driver. It ends in steps, each with a deadline: the driver closes it; what is left of its processes is killed; its
+folder is deleted. Only when nothing of that is left has it ended.
+
+Contexts are made one at a time, so that the renderer that comes into being is known as that context's: two contexts
+never share one.
+
+Not here: what a session does in a context (`context.py`), who gets which browser (`provider.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from homing.web.base import Footprint, ProcessMark
+from homing.web.chromium.binary import Binary
+from homing.web.chromium.driver import Driver
+from homing.web.errors import BrowserStartError
+from homing.web.processes import (
+    browser_environment,
+    command_line,
+    end,
+    is_running,
+    is_stopped,
+    led_by,
+    mark,
+    remove_folder,
+)
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser as PlaywrightBrowser
+    from playwright.async_api import BrowserContext, CDPSession
+
+logger = logging.getLogger(__name__)
+
+_LAUNCH_SECONDS: Final = 60.0
+_CLOSE_SECONDS: Final = 2.0
+_CONTEXT_SECONDS: Final = 20.0
+_ANSWER_SECONDS: Final = 1.0
+_KILL_SECONDS: Final = 2.0
+
+FLAGS: Final = (
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-breakpad",
+    "--no-pings",
+    "--mute-audio",
+    # A process that waits for a page that is not there yet would be nobody's.
+    "--disable-features=SpareRendererForSitePerProcess,AsyncDns,DnsOverHttps,WebOTP,Translate,OptimizationHints",
+    # What does not go through the proxy does not go.
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--disable-quic",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a browser is started.
+
+    Attributes:
+        proxy: Where every connection goes through; None: none.
+        bypass: Hosts with ports that are reached directly.
+        folder: Where its folder is made.
+    """
+
+    binary: Binary
+    folder: Path
+    proxy: str | None = None
+    bypass: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """Chromium's arguments."""
+        sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        return [*sandbox, *FLAGS, *self.flags]
+
+
+class Browser:
+    """One browser. Owned by its provider, which ends it with `aclose`; borrows the driver."""
+
+    def __init__(self, driver: Driver, playwright: PlaywrightBrowser, cdp: CDPSession, folder: Path) -> None:
+        self.driver = driver
+        self.playwright = playwright
+        self.folder = folder
+        self.process: ProcessMark | None = None
+        self.leases = 0
+        self.served = 0
+        self.is_retired = False
+        self._cdp = cdp
+        self._known: set[ProcessMark] = set()
+        self._making = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def launch(cls, driver: Driver, launch: Launch) -> Browser:
+        """Start one.
+
+        Raises:
+            BrowserStartError: it does not start; nothing of it is left.
+        """
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="browser-", dir=launch.folder))
+        playwright = None
+        try:
+            async with asyncio.timeout(_LAUNCH_SECONDS):
+                playwright = await driver.playwright.chromium.launch(
+                    executable_path=launch.binary.path,
+                    args=launch.arguments(),
+                    env=dict(browser_environment()),
+                    downloads_path=folder,
+                    handle_sigint=False,
+                    handle_sigterm=False,
+                    handle_sighup=False,
+                    timeout=(_LAUNCH_SECONDS - 1) * 1000,
+                    proxy=None
+                    if launch.proxy is None
+                    else {"server": launch.proxy, "bypass": ",".join(["<-loopback>", *launch.bypass])},
+                )
+                cdp = await playwright.new_browser_cdp_session()
+                browser = cls(driver, playwright, cdp, folder)
+                pids = await browser._pids("browser")
+                browser.process = next(iter(pids), None)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                if playwright is not None:
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await playwright.close()
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(remove_folder, folder)
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("a browser did not start", exc_info=error)
+            raise BrowserStartError("the browser did not start; the server's log says why") from error
+        logger.info("browser started, process %s", browser.process and browser.process.pid)
+        return browser
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is there and its driver speaks to it; a stopped one is."""
+        return (
+            self._closing is None
+            and self.playwright.is_connected()
+            and self.driver.is_running
+            and (self.process is None or is_running(self.process))
+        )
+
+    async def new_context(self, **options: Any) -> tuple[BrowserContext, Any, Footprint]:
+        """A context with one page, and its renderer as its footprint.
+
+        Raises:
+            Exception: the browser does not make one; nothing of it is left that the browser's end does not end.
+        """
+        async with self._making:
+            raw = None
+            try:
+                async with asyncio.timeout(_CONTEXT_SECONDS):
+                    before = await self._renderers()
+                    raw = await self.playwright.new_context(**options)
+                    page = await raw.new_page()
+                    new = await self._renderers() - before
+            except BaseException:
+                if raw is not None:
+                    with contextlib.suppress(Exception):
+                        async with asyncio.timeout(_CLOSE_SECONDS):
+                            await raw.close()
+                raise
+            self.served += 1
+            # More than one: another context's page has moved to another site meanwhile; neither is known then.
+            footprint = Footprint(processes=new if len(new) == 1 else set())
+            self._known |= footprint.processes
+            return raw, page, footprint
+
+    async def close_context(self, raw: BrowserContext, footprint: Footprint) -> bool:
+        """Close a context and end what it leaves; whether the browser still answers."""
+        closed = False
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await raw.close()
+            closed = True
+        if await self._wait_gone(footprint.processes, 0.05 if closed else 0.0):
+            await asyncio.to_thread(end, footprint.processes, _KILL_SECONDS)
+        await self._end_stopped_strangers()
+        self._known -= footprint.processes
+        return closed or await self.answers()
+
+    async def _end_stopped_strangers(self) -> None:
+        """Renderers that are held by a signal and are no known context's: of a page that moved to another site. Pages
+        that are closed leave such a one behind, and it would be there for ever."""
+        if self.process is None:
+            return
+        strangers = [
+            each
+            for each in await asyncio.to_thread(led_by, self.process)
+            if each not in self._known and is_stopped(each) and "--type=renderer" in command_line(each)
+        ]
+        if strangers:
+            await asyncio.to_thread(end, strangers, _KILL_SECONDS)
+
+    async def answers(self, seconds: float = _ANSWER_SECONDS) -> bool:
+        """Whether the browser itself answers in time, however its pages are."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._cdp.send("Browser.getVersion")
+        except Exception:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """End it, by force in the end. Safe to call twice and at once: there is one end, which outlives its callers.
+
+        Raises:
+            RuntimeError: something of it is left.
+        """
+        if self._closing is None or (self._closing.done() and self._closing.exception() is not None):
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name="close browser")
+        await asyncio.shield(self._closing)
+
+    async def kill(self) -> None:
+        """End it by force, without asking it; its sessions see it go."""
+        await asyncio.to_thread(end, self._processes(), _KILL_SECONDS)
+
+    async def _close(self) -> None:
+        processes = await asyncio.to_thread(self._processes)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.playwright.close()
+        # What came into being meanwhile is in the session too.
+        left = await asyncio.to_thread(end, {*processes, *self._processes()}, _KILL_SECONDS)
+        await asyncio.to_thread(remove_folder, self.folder)
+        if left:
+            raise RuntimeError(f"{len(left)} processes of a browser cannot be ended")
+
+    def _processes(self) -> Sequence[ProcessMark]:
+        return [] if self.process is None else led_by(self.process)
+
+    async def _renderers(self) -> set[ProcessMark]:
+        return await self._pids("renderer")
+
+    async def _pids(self, kind: str) -> set[ProcessMark]:
+        found = await self._cdp.send("SystemInfo.getProcessInfo")
+        marks = (mark(each["id"]) for each in found["processInfo"] if each["type"] == kind)
+        return {each for each in marks if each is not None}
+
+    async def _wait_gone(self, processes: set[ProcessMark], grace_seconds: float) -> list[ProcessMark]:
+        """Those still there after a moment: a renderer needs some milliseconds to end."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_seconds
+        left = [each for each in processes if is_running(each)]
+        while left and loop.time() < until:
+            await asyncio.sleep(0.005)
+            left = [each for each in left if is_running(each)]
+        return left
+
+    def __repr__(self) -> str:
+        state = "retired" if self.is_retired else "running" if self.is_running else "gone"
+        return f"<Browser {self.process.pid if self.process else '?'}: {state}, {self.leases} leases, {self.served} served>"

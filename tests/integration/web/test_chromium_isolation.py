@@ -1,0 +1,214 @@
+"""Real Chromium: what a session may reach, and that nothing of one session reaches another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from tests.support.chromium import Answer, ChromiumWorld, Site, play, require_chromium
+
+from homing.rundir import SESSION_SOCKET_DIR_ENV
+from homing.web.chromium.gateway import Gateway
+from homing.web.chromium.rules import NavigationRules
+from homing.web.processes import command_line
+
+KEEPS = """<p id=p>…</p><button>Look</button><script>
+(async () => {
+  const had = [];
+  if (document.cookie.includes('mine')) had.push('cookie');
+  if (localStorage.mine) had.push('localStorage');
+  if (sessionStorage.mine) had.push('sessionStorage');
+  if ((await caches.keys()).length) had.push('cache storage');
+  if ((await indexedDB.databases()).length) had.push('indexedDB');
+  if ((await navigator.serviceWorker?.getRegistrations() ?? []).length) had.push('service worker');
+  for (const name of ['geolocation', 'notifications', 'clipboard-read']) {
+    try { if ((await navigator.permissions.query({ name })).state === 'granted') had.push(name) } catch { }
+  }
+  if (window.name) had.push('window name');
+  document.cookie = 'mine=1; max-age=9999';
+  localStorage.mine = sessionStorage.mine = '1';
+  window.name = 'mine';
+  await caches.open('mine');
+  await new Promise((done) => { const open = indexedDB.open('mine'); open.onsuccess = done; open.onerror = done });
+  try { await navigator.serviceWorker.register('/worker.js') } catch { }
+  p.textContent = 'had: ' + (had.join(', ') || 'nothing');
+})();
+</script>"""
+
+
+def test_nothing_of_one_session_is_seen_by_another() -> None:
+    pages = {"/": KEEPS, "/worker.js": "self.onfetch = () => {}"}
+
+    async def script(world: ChromiumWorld) -> None:
+        for number in range(4):
+            await world.seed(f"s{number}", "/")
+            result = await world.step(f"s{number}", {"action": "wait_for", "text": "had: nothing"})
+            assert result.execution_ok, result.observation.axtree
+            await world.step(f"s{number}", {"action": "keyboard_press", "key": "Control+c"})
+            if number % 2:
+                assert await world.manager.close_session(f"s{number}")
+        for number in (0, 2):
+            seen = await world.manager.observe(f"s{number}")
+            assert [tab.url for tab in seen.tabs] == [world.url("/")]
+
+    play(pages, script, local={"warm": 2})
+
+
+def test_a_reset_session_has_none_of_the_cookies_of_the_try_before() -> None:
+    pages = {
+        "/": "<p id=p></p><script>p.textContent = 'cookie: ' + document.cookie; document.cookie = 'mine=1'</script>"
+    }
+
+    async def script(world: ChromiumWorld) -> None:
+        seen = await world.seed("s", "/")
+        assert '"cookie:"' in seen.axtree
+        task = (await world.manager.session_status("s")).task_id
+        from homing.web.models import Task
+
+        seen = (await world.manager.reset_session("s", Task(benchmark="pages", task_id=task))).observation
+        assert '"cookie:"' in seen.axtree
+
+    play(pages, script)
+
+
+def test_what_one_session_copies_another_does_not_paste() -> None:
+    pages = {"/": "<textarea aria-label=Field>secret</textarea>"}
+
+    async def script(world: ChromiumWorld) -> None:
+        from tests.support.chromium import ref_of
+
+        seen = await world.seed("a", "/")
+        await world.step("a", {"action": "focus", "ref": ref_of(seen, "Field")})
+        await world.step("a", {"action": "keyboard_press", "key": "Control+a"})
+        await world.step("a", {"action": "keyboard_press", "key": "Control+c"})
+        seen = await world.seed("b", "/")
+        field = ref_of(seen, "Field")
+        await world.step("b", {"action": "clear", "ref": field})
+        for key in ("Control+v", "Shift+Insert", "Control+Shift+v"):
+            result = await world.step("b", {"action": "press", "ref": field, "key": key})
+        assert "secret" not in result.observation.axtree
+        await world.step("a", {"action": "clear", "ref": ref_of(await world.manager.observe("a"), "Field")})
+        result = await world.step("a", {"action": "keyboard_press", "key": "Control+v"})
+        assert "secret" in result.observation.axtree
+
+    play(pages, script)
+
+
+ATTEMPTS = """<p id=p>…</p><script>
+const canary = new URLSearchParams(location.search).get('at');
+const host = canary.replace('127.0.0.1', 'localhost');
+const tried = [
+  fetch(`http://${canary}/fetch`, { mode: 'no-cors' }),
+  fetch(`http://${host}/name`, { mode: 'no-cors' }),
+  fetch(`http://[::ffff:127.0.0.1]:${canary.split(':')[1]}/mapped`, { mode: 'no-cors' }),
+  fetch(`http://2130706433:${canary.split(':')[1]}/decimal`, { mode: 'no-cors' }),
+  fetch('/redirect?to=' + encodeURIComponent(`http://${canary}/redirected`), { mode: 'no-cors' }),
+  new Promise((done) => { const i = new Image(); i.onload = i.onerror = done; i.src = `http://${canary}/image` }),
+  new Promise((done) => { const s = new WebSocket(`ws://${canary}/socket`); s.onopen = s.onerror = done }),
+  new Promise((done) => { const s = new EventSource(`http://${canary}/events`); s.onopen = s.onerror = done }),
+  new Promise((done) => { const f = document.createElement('iframe'); f.onload = done; f.src = `http://${canary}/frame`;
+    document.body.append(f) }),
+  new Promise((done) => { const l = document.createElement('link'); l.rel = 'prefetch'; l.onload = l.onerror = done;
+    l.href = `http://${canary}/prefetch`; document.head.append(l); setTimeout(done, 500) }),
+  new Promise((done) => { navigator.sendBeacon(`http://${canary}/beacon`); setTimeout(done, 300) }),
+  new Promise((done) => { const w = new Worker(URL.createObjectURL(new Blob([
+    `fetch('http://${canary}/worker', { mode: 'no-cors' }).finally(() => postMessage(1))`])));
+    w.onmessage = w.onerror = done; setTimeout(done, 1500) }),
+];
+Promise.allSettled(tried).then(() => { p.textContent = 'tried' });
+</script>"""
+
+
+def test_a_page_reaches_no_port_of_this_machine_but_its_own() -> None:
+    require_chromium()
+    canary = Site({"/" + name: "<h1>canary</h1>" for name in ("", "frame", "goto")})
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to = canary.origin + "/redirected"
+        writer.write(f"HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+
+    pages: Mapping[str, str | Answer] = {"/": ATTEMPTS, "/redirect": redirect, "/start": "<p>start</p>"}
+
+    async def script(world: ChromiumWorld) -> None:
+        await canary.start()
+        try:
+            at = canary.origin.removeprefix("http://")
+            await world.seed("s", "/start")
+            await world.step("s", {"action": "goto", "url": world.url(f"/?at={at}")})
+            result = await world.step("s", {"action": "wait_for", "text": "tried", "milliseconds": 8000})
+            assert result.execution_ok, result.observation.axtree
+            for url in (
+                canary.origin + "/goto", "file:///etc/passwd", "chrome://version", "view-source:" + world.url("/"),
+                "data:text/html,x", "javascript:1", f"http://localhost:{at.split(':')[1]}/", "http://169.254.169.254/",
+            ):  # fmt: skip
+                result = await world.step("s", {"action": "goto", "url": url})
+                assert not result.execution_ok, url
+                assert result.observation.url.startswith(world.site.origin), url
+            # A redirect is judged where it leads.
+            result = await world.step("s", {"action": "goto", "url": world.url("/redirect")})
+            assert "canary" not in result.observation.axtree
+            assert canary.asked == []
+            gateway = world.provider.gateway
+            assert gateway is not None
+            assert gateway.refused >= 8
+        finally:
+            await canary.aclose()
+
+    play(pages, script)
+
+
+def test_a_name_is_judged_by_the_addresses_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that changes its address after the judgement has no second look-up to change it for."""
+    canary = Site({"/": "<h1>canary</h1>"})
+
+    async def main() -> None:
+        await canary.start()
+        port = int(canary.origin.rpartition(":")[2])
+        gateway = Gateway(NavigationRules())
+        await gateway.start()
+        loop = asyncio.get_running_loop()
+        asked: list[str] = []
+
+        async def resolve(host: str, port: int, **_: object) -> list[object]:
+            asked.append(host)
+            return [(2, 1, 6, "", ("127.0.0.1", port))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        try:
+            for head in (
+                f"GET http://rebound.example:{port}/ HTTP/1.1\r\nhost: rebound.example\r\n\r\n",
+                f"CONNECT rebound.example:{port} HTTP/1.1\r\nhost: rebound.example\r\n\r\n",
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.address.rpartition(":")[2]))
+                writer.write(head.encode())
+                answer = await asyncio.wait_for(reader.read(), 10)
+                writer.close()
+                assert answer.startswith(b"HTTP/1.1 403")
+            assert asked == ["rebound.example", "rebound.example"]
+            assert canary.asked == []
+        finally:
+            await gateway.aclose()
+            await canary.aclose()
+
+    asyncio.run(main())
+
+
+def test_the_browser_does_not_know_the_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SESSION_SOCKET_DIR_ENV, "/nowhere/secret-run-directory")
+
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/")
+        driver = world.provider._driver
+        assert driver is not None
+        assert driver.process is not None
+        pids = [driver.process.pid, *(each.pid for each in world.browser_processes())]
+        for pid in pids:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                assert b"secret-run-directory" not in file.read()
+        flags = command_line(world.browser_processes()[0])
+        assert any(flag.startswith("--user-data-dir=") for flag in flags)
+        assert "--remote-debugging-pipe" in flags
+        assert not [flag for flag in flags if flag.startswith("--remote-debugging-port")]
+
+    play({"/": "<p>x</p>"}, script)
