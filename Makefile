@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench clean demo-rl
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench model clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
