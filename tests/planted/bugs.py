@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.planted.bug import Bug, Change
+from tests.planted.episode_bugs import EPISODE_BUGS
 from tests.planted.web_bugs import WEB_BUGS
 
 __all__ = ["BUGS", "Bug", "Change"]
@@ -273,5 +274,6 @@ BUGS: Final = (
         (Change(f"{_IDENTITY}/presets.py", "        first=True,\n", "        first=False,\n"),),
         (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
     ),
+    *EPISODE_BUGS,
     *WEB_BUGS,
 )
