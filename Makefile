@@ -95,6 +95,7 @@ ROUNDS := 5
 bench: setup
 	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
+	$(PYTHON) -m benchmarks.rl.run --rounds $(ROUNDS)
 
 clean:
 	rm -rf .venv .venv-* dist build

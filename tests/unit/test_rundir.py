@@ -379,6 +379,18 @@ def test_an_explicit_directory_is_emptied_by_the_first_worker_of_another_launche
     assert kinds == {".own": 1, ".life": 1, "": 3}, list(path.iterdir())
 
 
+def test_a_directory_that_a_supervisor_has_is_not_emptied_by_a_worker(base: Path) -> None:
+    path = base / "named"
+    path.mkdir(mode=0o700)
+    (path / "server.json").touch()
+    (path / "server.lock").touch()
+    with open_locked(path / "server.lock"):
+        begin_in(str(path), "one")
+        assert (path / "server.json").exists()
+    begin_in(str(path), "one")
+    assert not (path / "server.json").exists()
+
+
 def test_the_first_worker_has_a_directory_to_itself_while_it_empties_it(base: Path) -> None:
     path = base / "named"
     path.mkdir(mode=0o700)
