@@ -104,6 +104,9 @@ def test_a_failure_is_masked_and_never_a_measured_reward(fault: dict[str, list[s
         assert body["mask_sample"] is True
         assert body["failure_kind"] in ("evaluator_infrastructure", "session_lost")
         assert body["cleanup_failure_kind"] is None
+        closed = (await client.post("/close")).json()
+        assert closed["closed"] is True
+        assert closed["failure_kind"] == ("backend_failure" if "step" in fault else None)
 
     play(script)
 
