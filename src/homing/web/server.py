@@ -267,6 +267,7 @@ class _Routes:
         assert session_id is not None
         try:
             if body.close_token is None:
+                server._control.refuse_fenced(session_id)
                 reply = await self._seed_while_there(request, session_id, body.task)
             else:
                 reply = await server._control.seed(session_id, body.close_token.get_secret_value(), body.task)
