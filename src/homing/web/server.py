@@ -168,7 +168,12 @@ class WebServer:
     def _run_directory(self) -> str:
         if self._options is not None and self._options.socket_dir is not None:
             return self._options.socket_dir
-        return siblings_directory(f"{type(self).__module__}.{type(self).__qualname__} {self.name}")
+        return siblings_directory(self._kind_and_name)
+
+    @property
+    def _kind_and_name(self) -> str:
+        """What tells this server from others in a run directory that several share."""
+        return f"{type(self).__module__}.{type(self).__qualname__} {self.name}"
 
     def _make_app(self) -> FastAPI:
         @asynccontextmanager
@@ -208,6 +213,7 @@ class WebServer:
             session_ends=("/verify",),
             max_body_bytes=self._max_body_bytes,
             leave_dir=None if options is not None else leave_run_directory,
+            app_name=None if options is not None else self._kind_and_name,
             lifespan_required=True,
             error_reply=router_reply,
             **limits,
