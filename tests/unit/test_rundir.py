@@ -496,6 +496,28 @@ def test_a_worker_lives_while_its_life_is_held_and_is_dead_for_good_afterwards(p
     assert not [name for name in os.listdir(path) if name.startswith(".")]
 
 
+def test_a_life_file_is_never_there_unlocked_while_its_worker_lives(path: str, run: RunDirectory) -> None:
+    """At the very moment at which it is linked under its name, it is locked already."""
+    worker_id = new_worker_id()
+    locked: list[bool] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        # A hook stays for good, so it looks at this worker's file only.
+        if event == "os.link" and arguments[1] == f"{worker_id}.life":
+            fd = os.open(os.path.join(path, str(arguments[0])), os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                locked.append(False)
+            except BlockingIOError:
+                locked.append(True)
+            finally:
+                os.close(fd)
+
+    sys.addaudithook(audit)
+    run.hold_life(worker_id).close()
+    assert locked == [True]
+
+
 def test_closing_the_directory_ends_the_lives_held_through_it(path: str, run: RunDirectory) -> None:
     worker_id = new_worker_id()
     with RunDirectory.open(path) as holder:

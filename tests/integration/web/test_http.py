@@ -104,6 +104,9 @@ def test_a_failure_is_masked_and_never_a_measured_reward(fault: dict[str, list[s
         assert body["mask_sample"] is True
         assert body["failure_kind"] in ("evaluator_infrastructure", "session_lost")
         assert body["cleanup_failure_kind"] is None
+        closed = (await client.post("/close")).json()
+        assert closed["closed"] is True
+        assert closed["failure_kind"] == ("backend_failure" if "step" in fault else None)
 
     play(script)
 
@@ -284,12 +287,15 @@ def test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_se
         assert told(late) == (409, "session_conflict", False)
         second = {**IDENTITY, "_ng_session_id": "session-" + "b" * 16}
         assert (await client.post("/seed_session", json={**second, "task": TASK})).status_code == 200
+        cookies = dict(client.cookies)
         client.cookies.clear()
         wrong = {**second, "_ng_session_close_token": "x" * 40}
         assert told(await client.post("/close", json=wrong)) == (403, "authentication_error", False)
         for _ in range(2):
             assert (await client.post("/close", json=second)).json()["closed"] is True
         assert told(await client.post("/seed_session", json={**second, "task": TASK}))[0] == 409
+        async with httpx.AsyncClient(base_url=client.base_url, cookies=cookies) as old:
+            assert told(await old.post("/seed_session", json={"task": TASK}))[:2] == (409, "session_conflict")
         ledger = (await client.get("/healthz")).json()["ledger"]["browser"]
         assert (ledger["acquired"], ledger["released"]) == (1, 1)
 
