@@ -55,6 +55,12 @@ def told(reply: httpx.Response) -> tuple[int, str, bool]:
     return reply.status_code, body["error_kind"], body["retryable"]
 
 
+async def settled(client: httpx.AsyncClient) -> None:
+    """Return once nothing of a failed session is left, so that its place is free again."""
+    while (await client.get("/healthz")).json()["cleanup_pending"]:
+        pass
+
+
 def test_a_session_over_http_from_its_seed_to_its_close() -> None:
     async def script(client: httpx.AsyncClient) -> None:
         seed = await client.post("/seed_session", json={"task": {**TASK, "seed": 0, "own_field": [1]}})
@@ -151,9 +157,11 @@ def test_the_error_table() -> None:
             "benchmark_precondition",
             False,
         )
+        await settled(client)
         faults = {"task_kwargs": {"faults": {"reset": ["hang"]}}}
         hung = await client.post("/seed_session", json={"task": {**TASK, **faults}})
         assert told(hung) == (504, "operation_timeout", True)
+        await settled(client)
         # In a session.
         faults = {"task_kwargs": {"faults": {"step": ["value"], "evaluate": ["value", "raise"]}}}
         assert (await client.post("/seed_session", json={"task": {**TASK, **faults}})).status_code == 200
