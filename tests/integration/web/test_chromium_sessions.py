@@ -330,6 +330,22 @@ def test_a_killed_renderer_fails_the_step_at_once_and_is_no_reward() -> None:
     play({"/form": FORM}, script)
 
 
+def test_a_page_that_crashed_is_replaced_where_the_task_says_so() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/form", runtime_profile="after_crash=new_page")
+        end(world.renderers("s"), 2.0)
+        result = await world.step("s", "noop()")
+        assert (result.execution_ok, result.reward, result.terminated) == (False, None, False)
+        assert "ended" in result.observation.last_action_error
+        assert [tab.url for tab in result.observation.tabs] == ["about:blank"]
+        assert (await world.step("s", {"action": "goto", "url": world.url("/form")})).observation.title == "Form"
+        with pytest.raises(WebError) as failure:
+            await world.manager.evaluate("s")
+        assert failure.value.error_kind == "evaluator_infrastructure"
+
+    play({"/form": FORM}, script)
+
+
 def test_a_killed_browser_fails_each_session_definitely_and_the_next_one_gets_another() -> None:
     async def script(world: ChromiumWorld) -> None:
         for name in ("stepping", "evaluating", "idle", "closing"):
