@@ -1,6 +1,6 @@
 """What a task's profiles ask for: how much of the page an observation shows, and how large the page is.
 
-A profile is words with commas between: `layout,screenshot=jpeg`, `viewport=500x320`.
+A profile is words with commas between: `layout,screenshot=jpeg`, `viewport=500x320,after_crash=new_page`.
 
 Not here: doing it (a backend).
 """
@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from homing.web.errors import InvalidTaskError
 
+_MIN_SIDE: Final = 50
 _MAX_SIDE: Final = 4096
 
 
@@ -66,22 +67,46 @@ def observation_profile(text: str | None) -> ObservationProfile:
     return profile
 
 
-def viewport_of(text: str | None) -> tuple[int, int] | None:
-    """The page's width and height in CSS pixels that a runtime profile asks for; None: the browser's own.
+@dataclass(frozen=True, slots=True)
+class RuntimeProfile:
+    """How a session's pages are.
+
+    Attributes:
+        viewport: Their width and height in CSS pixels; None: the browser's own.
+        new_page_after_crash: A page that crashes is replaced by an empty one and the session goes on; else it ends.
+    """
+
+    viewport: tuple[int, int] | None = None
+    new_page_after_crash: bool = False
+
+
+def runtime_profile(text: str | None) -> RuntimeProfile:
+    """The profile that the words ask for.
 
     Raises:
         InvalidTaskError: a word is none.
     """
-    viewport = None
+    profile = RuntimeProfile()
     for word in _words(text):
         name, _, value = word.partition("=")
-        width, _, height = value.partition("x")
-        if name != "viewport" or not (width.isdigit() and height.isdigit()):
-            raise InvalidTaskError("runtime_profile has a word that is none: there is viewport=WIDTHxHEIGHT")
-        viewport = (int(width), int(height))
-        if not all(50 <= side <= _MAX_SIDE for side in viewport):
-            raise InvalidTaskError(f"a viewport's sides have 50 to {_MAX_SIDE} pixels")
-    return viewport
+        if name == "viewport":
+            profile = replace(profile, viewport=_viewport(value))
+        elif (name, value) in (("after_crash", "new_page"), ("after_crash", "end")):
+            profile = replace(profile, new_page_after_crash=value == "new_page")
+        else:
+            raise InvalidTaskError(
+                "runtime_profile has a word that is none: there are viewport=WIDTHxHEIGHT, after_crash=end, "
+                "after_crash=new_page"
+            )
+    return profile
+
+
+def _viewport(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    sides = [int(side) if side.isascii() and side.isdigit() and len(side) < 6 else 0 for side in (width, height)]
+    if not all(_MIN_SIDE <= side <= _MAX_SIDE for side in sides):
+        raise InvalidTaskError(f"a viewport is WIDTHxHEIGHT; its sides have {_MIN_SIDE} to {_MAX_SIDE} pixels")
+    return sides[0], sides[1]
 
 
 def _words(text: str | None) -> list[str]:

@@ -273,6 +273,7 @@ class _Routes:
         assert session_id is not None
         try:
             if body.close_token is None:
+                server._control.refuse_fenced(session_id)
                 reply = await self._seed_while_there(request, session_id, body.task)
             else:
                 reply = await server._control.seed(session_id, body.close_token.get_secret_value(), body.task)
@@ -342,7 +343,16 @@ class _Routes:
             session_id = self._named(request)
             await server._control.close_by_cookie(session_id)
         artifacts = await server.manager.recording_artifacts(session_id)
-        return _json(CloseReply(closed=True, session_id=session_id, recording_artifacts=artifacts))
+        failure = server.manager.failure_of(session_id)
+        return _json(
+            CloseReply(
+                closed=True,
+                session_id=session_id,
+                recording_artifacts=artifacts,
+                failure_kind=None if failure is None else failure.error_kind,
+                failure_reason=None if failure is None else failure.line,
+            )
+        )
 
     async def verify(self, request: Request, body: VerifyRequest) -> Response:
         """Evaluate, and close whatever came of that. A failure masks the sample; it is no reward of 0."""

@@ -99,6 +99,7 @@ def _provider_maker(name: str, options: Mapping[str, Any]) -> Callable[[Sequence
         _check_names(name, given, {"endpoint", "viewport"})
         if "endpoint" not in given:
             raise ConfigurationError("web: the provider remote_cdp needs endpoint=URL")
+        RemoteProvider(**given)  # what it cannot be is said now
         return lambda task_sets: RemoteProvider(**given)
     maker = found_by_name(
         PROVIDERS_GROUP,

@@ -28,6 +28,7 @@ from homing.web.chromium.screencast import Screencast
 from homing.web.chromium.view import View
 from homing.web.errors import (
     BrowserLostError,
+    EvaluatorError,
     InvalidTaskError,
     PageCrashedError,
     PageUnresponsiveError,
@@ -35,7 +36,7 @@ from homing.web.errors import (
     StaleRefError,
 )
 from homing.web.models import Action, Observation, Screenshot, StepResult, Tab, Task, VerifierResult
-from homing.web.profiles import ObservationProfile, observation_profile, viewport_of
+from homing.web.profiles import ObservationProfile, RuntimeProfile, observation_profile, runtime_profile
 from homing.web.runners import LoopRunner, OperationGate
 from homing.web.tasks import Tasks
 
@@ -87,7 +88,7 @@ class ChromiumBackends:
             raise InvalidTaskError(f"there is no such benchmark; there are {', '.join(sorted(self._task_sets))}")
         checked = task_set.check(task)
         observation_profile(checked.observation_profile)
-        viewport_of(checked.runtime_profile)
+        runtime_profile(checked.runtime_profile)
         return checked
 
     def backend(self, spec: BackendSpec) -> ChromiumBackend:
@@ -116,6 +117,7 @@ class ChromiumBackend:
         self._rules = rules
         self._hands = Hands(self._context, rules, settings.navigation_seconds)
         self._profile = ObservationProfile()
+        self._runtime = RuntimeProfile()
         self._tasks = Tasks()
         self._task = spec.task
         self._goal: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ class ChromiumBackend:
         """See `Backend.reset`."""
         self._task = task
         self._profile = observation_profile(task.observation_profile)
+        self._runtime = runtime_profile(task.runtime_profile)
         self._hands = Hands(self._context, self._rules, self._settings.navigation_seconds)
         self._last_action = self._last_error = ""
         self._ended = None
@@ -156,11 +159,18 @@ class ChromiumBackend:
             raise StaleRefError("the action goes by an observation that is not the last one")
         if self._ended is not None:
             raise SessionConflictError("the task has ended: reset it, or close the session")
-        return await self._guarded(self._step(command))
+        try:
+            return await self._guarded(self._step(command))
+        except PageCrashedError:
+            if not self._runtime.new_page_after_crash:
+                raise
+            return await self._guarded(self._after_crash(), crashes=False)
 
     async def evaluate(self, final_answer: str | None) -> VerifierResult:
         """See `Backend.evaluate`."""
         answer = final_answer if final_answer is not None else self._hands.answer
+        if self._task_page().is_closed():
+            raise EvaluatorError("the task's page is gone, and with it what it would have said")
         return await self._guarded(self._task_set.evaluate(self._task_page(), self._task, answer))
 
     async def close(self) -> None:
@@ -180,7 +190,7 @@ class ChromiumBackend:
         await self._context.close_others(view)
         self._context.activate(view)
         await self._context.raw.clear_cookies()
-        wanted = viewport_of(task.runtime_profile)
+        wanted = self._runtime.viewport
         if wanted is not None and wanted != self._held.viewport:
             await view.page.set_viewport_size({"width": wanted[0], "height": wanted[1]})
             self._held.viewport = wanted
@@ -219,6 +229,17 @@ class ChromiumBackend:
             terminated=terminated,
             info=info,
         )
+
+    async def _after_crash(self) -> StepResult:
+        """An empty page in place of those that have crashed; nothing is done in them again."""
+        for view in self._context.views:
+            if view.crashed.done():
+                with contextlib.suppress(Exception):
+                    await view.page.close()
+        if not self._context.has_page:
+            await self._context.new_page()
+        self._last_error = "the page's process has ended; an empty page is in its place"
+        return StepResult(observation=await self._look(), execution_ok=False)
 
     async def _progress(self) -> Progress:
         page = self._task_page()
@@ -315,15 +336,16 @@ class ChromiumBackend:
 
     # --- bounds ---
 
-    async def _guarded(self, coroutine: Coroutine[Any, Any, T], times: float = 1.0) -> T:
-        """What it gives, unless the page or the browser goes, or the operation's time.
+    async def _guarded(self, coroutine: Coroutine[Any, Any, T], *, times: float = 1.0, crashes: bool = True) -> T:
+        """What it gives, unless the page (where `crashes` says so) or the browser goes, or the operation's time.
 
         Raises:
             PageCrashedError, BrowserLostError, PageUnresponsiveError: just that.
         """
         task = self._tasks.spawn(coroutine, "operation")
-        view = self._context.views[0] if not self._context.has_page else self._context.active
-        waited: list[asyncio.Future[Any]] = [task, self._context.lost, view.crashed]
+        waited: list[asyncio.Future[Any]] = [task, self._context.lost]
+        if crashes and self._context.has_page:
+            waited.append(self._context.active.crashed)
         try:
             await asyncio.wait(
                 waited, timeout=self._spec.operation_seconds * _MARGIN * times, return_when=asyncio.FIRST_COMPLETED
