@@ -49,6 +49,12 @@ async def test_the_order_of_an_episode_and_its_prefix() -> None:
         assert world.open_sessions() == 0
 
 
+async def test_where_tokens_are_captured_activations_say_so_in_their_path() -> None:
+    async with episode_world(training_token_capture=True) as world:
+        assert (await world.run())["result"]["reward"] == 1.0
+        assert "agent /ng-rollout/r/training-token-capture/v1/responses" in world.calls
+
+
 FAULTS: list[tuple[str, dict[str, Any], str, str, bool]] = [
     ("hello", {"reject": True}, "seed_rejected", "seed", True),
     ("hello", {"task_id": "reject"}, "seed_rejected", "seed", True),
