@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench clean demo-rl
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench model clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
@@ -95,6 +95,13 @@ ROUNDS := 5
 bench: setup
 	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
+	$(PYTHON) -m benchmarks.rl.run --rounds $(ROUNDS)
+
+# The ownership protocol as models: minutes, two searches at once of up to 4 GB each. RUNS= names some of them.
+RUNS :=
+model:
+	@sh scripts/setup_spin.sh
+	@nice python3 model/check.py $(RUNS)
 
 clean:
 	rm -rf .venv .venv-* dist build

@@ -146,6 +146,17 @@ async def test_releasing_what_another_owns_changes_nothing(one: Worker, two: Wor
     assert two.owners.owner("s") == one.id
 
 
+async def test_a_release_leaves_alone_a_record_that_names_another_by_now(
+    world: WorldT, one: Worker, two: Worker
+) -> None:
+    one.owners.acquire("s")
+    world.unplant("s")
+    own(two, "s")
+    one.owners.release("s")
+    assert world.record("s") == f"{world.boot}.{two.id}"
+    assert not one.owners.mine("s")
+
+
 async def test_session_ids_and_path_keys_never_meet(world: WorldT, one: Worker) -> None:
     paths = world.worker(PATH)
     assert one.owners.acquire("/rollouts/x") == one.id
@@ -550,6 +561,20 @@ async def test_an_owner_that_dies_while_it_is_asked_is_taken_for_dead(world: Wor
     assert two.opened == ["s"]
 
 
+async def test_an_owner_whose_asks_fail_is_not_taken_for_dead(one: Worker, two: Worker) -> None:
+    own(one, "s")
+
+    async def broken(owner: WorkerId, session_id: str) -> Given:
+        raise ConnectionResetError(owner)
+
+    with pytest.raises(SessionMovingError):
+        await two.owners.restore("s", broken, deadline_seconds=30, opened=two.open)
+    assert two.owners.owner("s") == one.id
+    assert two.opened == []
+    with one.owners.serving("s"):
+        pass
+
+
 async def test_a_session_that_moved_on_while_it_was_asked_for_is_asked_for_where_it_is(
     world: WorldT, one: Worker, two: Worker
 ) -> None:
@@ -860,6 +885,50 @@ async def test_an_abandoned_restore_does_not_release_what_a_rewrite_takes_meanwh
     assert world.record("s") == f"{world.boot}.{two.id}"
 
 
+async def test_what_a_restore_opened_while_a_rewrite_took_it_is_drained_before_it_is_opened_again(one: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    taken, finish = asyncio.Event(), threading.Event()
+    served_when_opened: list[int] = []
+
+    async def nobody(owner: WorkerId, session_id: str) -> Given:
+        raise ConnectionRefusedError(owner)
+
+    def opened(session_id: str) -> None:
+        served_when_opened.append(one.owners.served_now(session_id))
+        one.open(session_id)
+
+    def wait_in_thread() -> None:
+        loop.call_soon_threadsafe(taken.set)
+        assert finish.wait(60)
+
+    with failpoint("rewrite.taken", wait_in_thread):
+        rewriting = asyncio.create_task(one.owners.rewrite_all(["s"], nobody, opened=opened))
+        await taken.wait()
+        await one.owners.restore("s", nobody, deadline_seconds=30, opened=opened)
+        serving = Serving(one, "s")
+        finish.set()
+        with contextlib.suppress(SessionMovingError):  # until the rewrite has put up its fence
+            while not rewriting.done():
+                Serving(one, "s").leave()
+                await asyncio.sleep(0)
+        serving.leave()
+        await rewriting
+    assert served_when_opened == [0, 0]
+    assert one.owners.mine("s")
+
+
+async def test_a_rewrite_all_that_finds_the_lock_held_owns_what_it_took_before(
+    world: WorldT, one: Worker, two: Worker
+) -> None:
+    own(one, "dead's")
+    await world.kill(one)
+    two.held |= {"nobody's", "dead's"}
+    with world.lock(), pytest.raises(DirectoryBusyError):
+        await two.owners.rewrite_all(["nobody's", "dead's"], world.asking(two), opened=two.open)
+    assert two.owners.owned_ids() == two.opened == ["nobody's"]
+    assert world.record("dead's") == f"{world.boot}.{one.id}"
+
+
 # --- disowning ---
 
 
@@ -918,3 +987,12 @@ async def test_a_record_that_changed_since_it_was_found_dead_is_not_compacted(
     with failpoint("lock.held", restored_by_another):
         assert await two.owners.compact(limit=0) == 0
     assert world.record("s") == f"{world.boot}.{two.id}"
+
+
+async def test_while_the_lock_is_held_nothing_is_compacted(world: WorldT, one: Worker, two: Worker) -> None:
+    own(one, "s")
+    await world.kill(one)
+    with world.lock(), pytest.raises(DirectoryBusyError):
+        await two.owners.compact(limit=0)
+    assert world.record("s") == f"{world.boot}.{one.id}"
+    assert await two.owners.compact(limit=0) == 1

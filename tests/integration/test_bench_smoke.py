@@ -76,3 +76,21 @@ def test_a_ratio_is_formed_inside_each_round() -> None:
     found = report.ratio({"rounds": rounds}, goal)
     assert found is not None
     assert (found.median, found.low, found.high) == (2, 2, 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_one_short_round_measures_steps_of_environments_and_makes_the_page(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.rl.run", "--rounds=1", "--seconds=0.3", f"--out={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "results.md").read_text()
+    assert "KiB per idle session beside the environment" in page
+    (cells,) = json.loads((tmp_path / "rounds.json").read_text())["rounds"]
+    assert all(cell["steps_per_second"] > 0 for cell in cells.values())

@@ -218,7 +218,7 @@ def test_two_servers_in_one_explicit_directory_whose_apps_tell_sessions_differen
         asyncio.run(test())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_an_explicit_directory_that_another_server_used_begins_anew(workers: int) -> None:
     """Else its sessions would be gone for a client that begins them again, and files would pile up."""
 

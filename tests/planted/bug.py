@@ -35,9 +35,11 @@ class Bug:
         name: What is wrong once it is planted.
         promise: P1 to P6 of `docs/design/protocol.md`, or `answers` for its table of answers.
         tests: Node IDs; at least one of them has to fail.
+        rule: The rule of a model that it leaves out, as `model.RULE`; empty: none.
     """
 
     name: str
     promise: str
     changes: tuple[Change, ...]
     tests: tuple[str, ...]
+    rule: str = ""

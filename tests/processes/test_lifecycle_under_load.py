@@ -24,6 +24,8 @@ from tests.support.raw import Address, Reply, WebSocketWire, Wire, WireError, co
 from tests.support.recorder import body, note, read_body, receive, respond, send, start, wait
 from tests.support.staged import SESSION, Staged, asked, call, open_staged
 
+from homing.rundir import RunDirectory
+
 COUNTERS = "tests.support.counter_app:app"
 COUNTING = ("--session", "path:/sessions/{session}", "--learn", "body:session@/sessions", "--start", "POST /sessions")
 
@@ -106,6 +108,31 @@ def test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothin
                 assert server.stage.performances(late) == []
                 # And what the front serves itself went on throughout.
                 await server.start_session(wires[front])
+
+    asyncio.run(test())
+
+
+def test_an_owner_that_stops_lives_until_its_last_handler_has_ended() -> None:
+    async def test() -> None:
+        async with open_staged(*SESSION, workers=2) as server, server.wires() as wires:
+            owner, front = wires
+            session = await server.start_session(wires[owner])
+            slow = server.script(read_body(), note("in"), wait("go"), *respond(data=b"slow"))
+            with RunDirectory.open(str(server.run_directory)) as run:
+                alive = set(run.live_workers())
+                async with server.connection(front) as second:
+                    await second.send(asked(session, slow))
+                    served = await server.performance(slow)
+                    await served.noted("in")
+                    ending = asyncio.create_task(server.kill(owner, signal.SIGTERM))
+                    await server.server.log.until("Waiting for application shutdown")
+                    while not run.marks("drained"):
+                        await asyncio.sleep(0.01)
+                    assert alive <= set(run.live_workers())
+                    served.open("go")
+                    assert (await second.reply()).status == 200
+                    await ending
+                assert len(alive & set(run.live_workers())) == 1
 
     asyncio.run(test())
 

@@ -313,6 +313,8 @@ def test_an_app_that_routes_itself_is_not_routed_twice_and_uses_the_servers_run_
         cookie = {"Cookie": "visit=one"}
         assert len({get(server.port, headers=cookie)["pid"] for _ in range(20)}) == 1
         assert server.find("no effect") == []
+        # What the supervisor keeps there is not taken for what an earlier server has left.
+        assert Path(server.run_directory, "server.json").is_file()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

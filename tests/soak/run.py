@@ -59,7 +59,7 @@ OPTIONS: Final = (
 
 # What `homing.rundir` says lies in a run directory, once no record is being replaced.
 _EXPECTED_NAME: Final = re.compile(
-    r"[0-9a-f]{32}\.(sock|conn|life|stopping|drained)|owners\.lock|server\.lock|session-owners"
+    r"[0-9a-f]{32}\.(sock|conn|life|stopping|drained)|owners\.lock|server\.(lock|json)|session-owners|page|first-app"
 )
 
 

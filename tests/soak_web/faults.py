@@ -51,8 +51,9 @@ class Chaos:
                 self._to_browser(workers)
 
     def _to_worker(self, workers: list[int]) -> None:
-        if len(workers) < 2:
-            return  # one is being replaced
+        started = len(self._server.find("Application startup complete")) - self.done["worker killed"]
+        if len(workers) < 2 or started < 2:
+            return  # one is being replaced: somebody has to be there for the calls that come now
         pid = self._random.choice(workers)
         if self._random.random() < 0.5:
             if _signal(pid, signal.SIGKILL):

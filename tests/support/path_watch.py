@@ -266,7 +266,12 @@ async def main(count: int, seed: int) -> dict[str, Any]:
                 with contextlib.suppress(HomingError, ValueError):
                     await worker.owners.give(mine, WorkerId(text), timeout_seconds=0.1, hung_up=hung_up)
                 statuses[await ask(generic[0], scope_of("GET", "/", [(b"x-session", mine.encode())]))] += 1
-            # Of a worker that there is not.
+            # A give to a worker that there is, and a request for one that there is not.
+            giver, taker = generic[0].worker, generic[1].worker
+            assert giver is not None
+            assert taker is not None
+            statuses[await ask(generic[0], scope_of("GET", "/", [(b"x-session", b"given")]))] += 1
+            await giver.owners.give("given", taker.id, timeout_seconds=1.0, hung_up=asyncio.Event())
             named = [(b"x-ng-session-owner", new_worker_id().encode())]
             statuses.update([await ask(kind, scope_of("GET", "/session", named)) for kind in kinds])
             calls.on = False

@@ -50,16 +50,21 @@ CLOSE_FOLLOWS: Final = "x-ng-close-follows"
 
 
 class ManualClock:
-    """Monotonic time stands still until it is moved; the wall clock is the machine's, which signs the cookies."""
+    """Monotonic time stands still until it is moved; the wall clock is the machine's, which signs the cookies.
+
+    Attributes:
+        wall_is_ahead_seconds: By how much somebody has set the wall clock forward.
+    """
 
     def __init__(self) -> None:
         self._now = 1000.0
+        self.wall_is_ahead_seconds = 0.0
 
     def monotonic(self) -> float:
         return self._now
 
     def wall(self) -> float:
-        return time.time()
+        return time.time() + self.wall_is_ahead_seconds
 
     def advance(self, seconds: float) -> None:
         self._now += seconds

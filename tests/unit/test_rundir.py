@@ -379,6 +379,18 @@ def test_an_explicit_directory_is_emptied_by_the_first_worker_of_another_launche
     assert kinds == {".own": 1, ".life": 1, "": 3}, list(path.iterdir())
 
 
+def test_a_directory_that_a_supervisor_has_is_not_emptied_by_a_worker(base: Path) -> None:
+    path = base / "named"
+    path.mkdir(mode=0o700)
+    (path / "server.json").touch()
+    (path / "server.lock").touch()
+    with open_locked(path / "server.lock"):
+        begin_in(str(path), "one")
+        assert (path / "server.json").exists()
+    begin_in(str(path), "one")
+    assert not (path / "server.json").exists()
+
+
 def test_the_first_worker_has_a_directory_to_itself_while_it_empties_it(base: Path) -> None:
     path = base / "named"
     path.mkdir(mode=0o700)
@@ -482,6 +494,28 @@ def test_a_worker_lives_while_its_life_is_held_and_is_dead_for_good_afterwards(p
         os.unlink(os.path.join(path, f"{worker_id}.life"))
         assert other.is_dead(worker_id)
     assert not [name for name in os.listdir(path) if name.startswith(".")]
+
+
+def test_a_life_file_is_never_there_unlocked_while_its_worker_lives(path: str, run: RunDirectory) -> None:
+    """At the very moment at which it is linked under its name, it is locked already."""
+    worker_id = new_worker_id()
+    locked: list[bool] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        # A hook stays for good, so it looks at this worker's file only.
+        if event == "os.link" and arguments[1] == f"{worker_id}.life":
+            fd = os.open(os.path.join(path, str(arguments[0])), os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                locked.append(False)
+            except BlockingIOError:
+                locked.append(True)
+            finally:
+                os.close(fd)
+
+    sys.addaudithook(audit)
+    run.hold_life(worker_id).close()
+    assert locked == [True]
 
 
 def test_closing_the_directory_ends_the_lives_held_through_it(path: str, run: RunDirectory) -> None:

@@ -296,11 +296,13 @@ class Restores(Gives):
         errors: list[Exception] = []
         try:
             await in_thread(lambda: self._take_in_thread(entries, taken, errors))
-            for entry, was_dead in taken.items():
-                self.counters.taken += was_dead
+            # What a restore of its own opened meanwhile may be served by now: like all that is ours, it is drained first.
+            ready = [entry for entry in taken if not entry.owned]
+            self.counters.taken += sum(taken.values())
+            for entry in ready:
                 self._opened(entry, restore)
             if not errors and not restore.abandoned.is_set():
-                rest = [entry for entry in entries if entry not in taken]
+                rest = [entry for entry in entries if entry not in ready]
                 errors += await self._take_each(rest, restore, deadline_seconds)
         finally:
             for entry in entries:

@@ -45,7 +45,7 @@ def begin_in(path: str, launcher: str) -> None:
     """Empty an explicit run directory of what an earlier server left, if this worker is the first of a new one.
 
     It is the first if nobody is in the directory, and what lies there is of another launcher's server. As long as the
-    launcher is the same, what its dead workers owned stays *gone*.
+    launcher is the same, what its dead workers owned stays *gone*. A supervisor of homing's empties its directory itself.
 
     Args:
         launcher: Names the process that began this worker's server.
@@ -58,7 +58,7 @@ def begin_in(path: str, launcher: str) -> None:
     try:
         # Whoever is in the directory holds it with a shared lock (`RunDirectory`).
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _begun_by(fd) != launcher:
+        if not _is_supervised(fd) and _begun_by(fd) != launcher:
             # Records may be a million: out of the way at once, and removed when nobody waits for the lock.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(SESSION_OWNERS_DIR, emptied, src_dir_fd=fd, dst_dir_fd=fd)
@@ -71,6 +71,20 @@ def begin_in(path: str, launcher: str) -> None:
     finally:
         os.close(fd)
     shutil.rmtree(os.path.join(path, emptied), ignore_errors=True)
+
+
+def _is_supervised(fd: int) -> bool:
+    try:
+        lock = os.open(SERVER_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _begun_by(fd: int) -> str | None:

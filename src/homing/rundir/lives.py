@@ -19,7 +19,7 @@ from homing.rundir.names import is_worker_id
 from homing.types import WorkerId
 
 _LIFE_NAME = re.compile(r"([0-9a-f]{32})\.life")
-_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|stopping|drained)")
+_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|conn|stopping|drained)")
 
 _MAX_APP_BYTES: Final = 256
 

@@ -1,12 +1,14 @@
 """A client of a web server: sessions over HTTP, from asyncio.
 
-An error reply is a `WebCallError` with its kind; no failure comes back as a reward.
+An error reply is a `WebCallError` with its kind; no failure comes back as a reward. A call whose connection broke is sent
+again once: every call may be, since the client names its session itself and numbers its steps.
 
 Not here: the gymnasium environment (`environment.py`), which is synchronous.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -47,6 +49,8 @@ class WebSession:
         self._client = httpx.AsyncClient(
             base_url=url, timeout=CALL_SECONDS, headers=bearer(token), trust_env=False, follow_redirects=False
         )
+        self._identity = identity()
+        self._steps = 0
         self.session_id: str | None = None
         self.observation: Observation | None = None
         self.artifacts: tuple[ArtifactRef, ...] = ()
@@ -58,26 +62,28 @@ class WebSession:
             WebCallError: it was refused.
             httpx.HTTPError: there was no answer.
         """
-        reply = SeedReply.model_validate(await self._call("POST", "/seed_session", {"task": dict(task)}))
+        reply = SeedReply.model_validate(await self._call("/seed_session", {**self._identity, "task": dict(task)}))
         self.session_id = reply.session_id
         self.observation = reply.observation
         return reply.observation
 
     async def step(self, action: Mapping[str, Any] | str) -> StepResult:
         """Do one action."""
-        result = StepResult.model_validate(await self._call("POST", "/step", {"action": action}))
+        self._steps += 1
+        body = {"operation_id": f"step-{self._steps}", "action": action}
+        result = StepResult.model_validate(await self._call("/step", body))
         self.observation = result.observation
         return result
 
     async def evaluate(self, final_answer: str | None = None) -> VerifierResult:
         """The verdict: the same one, however often it is asked for."""
-        reply = await self._call("POST", "/evaluate", {"final_answer": final_answer})
+        reply = await self._call("/evaluate", {"final_answer": final_answer})
         return VerifierResult.model_validate(reply["result"])
 
     async def close(self) -> None:
         """End the session."""
         if self.session_id is not None:
-            reply = await self._call("POST", "/close", {})
+            reply = await self._call("/close", self._identity)
             self.artifacts = tuple(ArtifactRef.model_validate(each) for each in reply.get("recording_artifacts", ()))
             self.session_id = None
 
@@ -94,8 +100,21 @@ class WebSession:
         finally:
             await self.aclose()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return answer_of(await self._client.request(method, path, json=body))
+    async def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self._client.post(path, json=body)
+        except BROKEN:
+            response = await self._client.post(path, json=body)
+        return answer_of(response)
+
+
+BROKEN: Final = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError, httpx.ConnectError)
+"""The connection broke, as one does that was idle and is closed by the server at the same moment."""
+
+
+def identity() -> dict[str, str]:
+    """A new session's name and secret, which make its seed and its close safe to send again."""
+    return {"_ng_session_id": secrets.token_hex(16), "_ng_session_close_token": secrets.token_urlsafe(32)}
 
 
 def bearer(token: str | None) -> dict[str, str]:

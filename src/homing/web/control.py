@@ -115,6 +115,16 @@ class SessionControl:
             raise SessionLostError("the session has ended since it was seeded: seed another one")
         return reply
 
+    def refuse_fenced(self, session_id: str) -> None:
+        """A seed that names its session by an old cookie is as late as one that names it by its identity.
+
+        Raises:
+            SessionConflictError: the session had an identity, and has been closed.
+        """
+        record = self._records.get(session_id)
+        if record is not None and record.closed_at is not None:
+            raise SessionConflictError("the session has been closed: seed another one")
+
     async def close(self, session_id: str, token: str) -> None:
         """Close the session, now and for as long as the fence is kept. Closed before: the same again, with nothing
         released twice.

@@ -77,6 +77,12 @@ class EvaluateReply(BaseModel):
 
 
 class CloseReply(BaseModel):
+    """What a close answers, the first time and every time after.
+
+    Attributes:
+        failure_kind, failure_reason: Why the session had ended before, if it had not been closed.
+    """
+
     closed: bool
     session_id: str | None = None
     recording_artifacts: tuple[ArtifactRef, ...] = ()

@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 from gymnasium.spaces import Space
 
-from homing.web.client import CALL_SECONDS, WebCallError, answer_of, bearer
+from homing.web.client import BROKEN, CALL_SECONDS, WebCallError, answer_of, bearer, identity
 from homing.web.models import Observation, SeedReply, StepResult
 
 _MAX_INDEX: Final = 2**31 - 1
@@ -95,6 +95,8 @@ class Env(gymnasium.Env[dict[str, Any], str]):
             self._task["observation_profile"] = ",".join(filter(None, [profile, "screenshot"]))
         self._client = httpx.Client(base_url=url, timeout=CALL_SECONDS, headers=bearer(token), trust_env=False)
         self._is_live = False
+        self._identity: dict[str, str] = {}
+        self._steps = 0
         self._picture: np.ndarray[Any, np.dtype[np.uint8]] | None = None
         self.render_mode = "rgb_array" if screenshot else None
         self.action_space = Text()
@@ -143,7 +145,8 @@ class Env(gymnasium.Env[dict[str, Any], str]):
                 if not error.retryable and error.error_kind != "session_conflict":
                     raise
                 self._client.cookies.clear()
-        return self._begun(self._call("/seed_session", {"task": self._task}))
+        self._identity = identity()
+        return self._begun(self._call("/seed_session", {**self._identity, "task": self._task}))
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Do one action: a call as text, or JSON's object.
@@ -151,8 +154,10 @@ class Env(gymnasium.Env[dict[str, Any], str]):
         Raises:
             WebCallError: the server, the browser or the action failed; it says which.
         """
+        self._steps += 1
         try:
-            result = StepResult.model_validate(self._call("/step", {"action": action}))
+            body = {"operation_id": f"step-{self._steps}", "action": action}
+            result = StepResult.model_validate(self._call("/step", body))
         except WebCallError as error:
             self._is_live = (
                 self._is_live and error.status < 500 and error.error_kind not in ("session_lost", "session_gone")
@@ -172,11 +177,16 @@ class Env(gymnasium.Env[dict[str, Any], str]):
             self._is_live = False
             # If it is not reached, the server closes the session when it has been idle.
             with contextlib.suppress(WebCallError, httpx.HTTPError):
-                self._call("/close", {})
+                self._call("/close", self._identity)
         self._client.close()
 
     def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return answer_of(self._client.post(path, json=dict(body)))
+        try:
+            response = self._client.post(path, json=dict(body))
+        except BROKEN:
+            # Steps are numbered, and the session is named by us: it is done once, however often it is sent.
+            response = self._client.post(path, json=dict(body))
+        return answer_of(response)
 
     def _begun(self, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         reply = SeedReply.model_validate(answer)

@@ -334,6 +334,13 @@ class WebSessionManager:
         ended = self._sessions.ended(session_id)
         return () if ended is None else ended.artifacts
 
+    def failure_of(self, session_id: str) -> Reason | None:
+        """Why the session ended, if it was not closed but failed."""
+        session, ended = self._sessions.get(session_id), self._sessions.ended(session_id)
+        if session is not None:
+            return session.reason
+        return None if ended is None else ended.reason
+
     async def health(self) -> dict[str, Any]:
         """What there is, what is being made, and what could not be released yet."""
         return {

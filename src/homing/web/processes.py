@@ -89,6 +89,17 @@ def led_by(leader: ProcessMark) -> list[ProcessMark]:
     ]
 
 
+def memory_of(processes: Iterable[ProcessMark]) -> int:
+    """Their memory in bytes, what they share counted in proportion. Some milliseconds for each: call it in a thread."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii", "replace").splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
 def is_stopped(process: ProcessMark) -> bool:
     """Whether it is held by a signal, so that it answers nothing."""
     stat = _stat(process.pid)

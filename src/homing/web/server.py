@@ -168,7 +168,12 @@ class WebServer:
     def _run_directory(self) -> str:
         if self._options is not None and self._options.socket_dir is not None:
             return self._options.socket_dir
-        return siblings_directory(f"{type(self).__module__}.{type(self).__qualname__} {self.name}")
+        return siblings_directory(self._kind_and_name)
+
+    @property
+    def _kind_and_name(self) -> str:
+        """What tells this server from others in a run directory that several share."""
+        return f"{type(self).__module__}.{type(self).__qualname__} {self.name}"
 
     def _make_app(self) -> FastAPI:
         @asynccontextmanager
@@ -208,6 +213,7 @@ class WebServer:
             session_ends=("/verify",),
             max_body_bytes=self._max_body_bytes,
             leave_dir=None if options is not None else leave_run_directory,
+            app_name=None if options is not None else self._kind_and_name,
             lifespan_required=True,
             error_reply=router_reply,
             **limits,
@@ -267,6 +273,7 @@ class _Routes:
         assert session_id is not None
         try:
             if body.close_token is None:
+                server._control.refuse_fenced(session_id)
                 reply = await self._seed_while_there(request, session_id, body.task)
             else:
                 reply = await server._control.seed(session_id, body.close_token.get_secret_value(), body.task)
@@ -336,7 +343,16 @@ class _Routes:
             session_id = self._named(request)
             await server._control.close_by_cookie(session_id)
         artifacts = await server.manager.recording_artifacts(session_id)
-        return _json(CloseReply(closed=True, session_id=session_id, recording_artifacts=artifacts))
+        failure = server.manager.failure_of(session_id)
+        return _json(
+            CloseReply(
+                closed=True,
+                session_id=session_id,
+                recording_artifacts=artifacts,
+                failure_kind=None if failure is None else failure.error_kind,
+                failure_reason=None if failure is None else failure.line,
+            )
+        )
 
     async def verify(self, request: Request, body: VerifyRequest) -> Response:
         """Evaluate, and close whatever came of that. A failure masks the sample; it is no reward of 0."""

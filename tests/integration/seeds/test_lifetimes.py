@@ -54,6 +54,17 @@ async def test_the_window_runs_from_the_last_request(resources: SeedServer) -> N
     assert not after(resources, 2)
 
 
+async def test_a_change_of_the_wall_clock_ends_no_session(resources: SeedServer) -> None:
+    first, second = resources.workers
+    await first.post("/seed_session", EPISODE)
+    await first.post("/close_session", EPISODE)
+    resources.clock.wall_is_ahead_seconds = 86_400.0
+    assert after(resources, 299)
+    resources.clock.wall_is_ahead_seconds = -86_400.0
+    assert not after(resources, 2)
+    assert second.owner("s1") is None
+
+
 async def test_a_session_that_was_used_and_never_started_keeps_its_owner_for_the_window(resources: SeedServer) -> None:
     await resources.workers[0].get("/peek", cookie=COOKIE)
     assert after(resources, 299)

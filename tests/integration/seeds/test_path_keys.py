@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.support.seed_servers import SeedServer, SeedWorker, cookie, seed_server, set_cookies
 
+from homing.types import SessionId
+
 pytestmark = pytest.mark.anyio
 
 
@@ -234,3 +236,23 @@ async def test_the_cookie_names_the_session_where_path_and_cookie_do(agents: See
     await second.post("/v1/agent_sessions", {"agent_session_id": "b"})
     reply = await first.post("/rollouts/x/stop", {}, cookie=cookie({"agent_session_id": "b"}))
     assert reply.json() == {"worker": second.id, "stopped": False}
+
+
+async def test_a_session_that_is_given_takes_its_hold_on_the_key_along(agents: SeedServer) -> None:
+    old, new = agents.workers
+    await old.post("/v1/agent_sessions", seed("a"))
+    await old.post("/v1/agent_sessions", seed("b"))
+
+    async def moved(session_id: str) -> str | None:
+        def opened(found: str) -> None:
+            new.agent.write(found, "open", "x")
+            new.worker.path_keys.bind(SessionId(found), "/rollouts/x")
+
+        await new.worker.owners.restore(session_id, new.worker.ask, deadline_seconds=20, opened=opened)
+        return key_owner(new)
+
+    assert await moved("a") == old.id  # of another session there
+    assert await moved("b") == new.id  # at once: the giver does not hold it until its next sweep
+    assert new.worker.path_keys.bind(SessionId("a"), "/rollouts/x") == new.id
+    for worker in agents.workers:
+        assert (await stop(worker))["worker"] == new.id

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -29,12 +31,20 @@ async def let_go(server: SeedServer, worker: SeedWorker) -> None:
     assert worker.owner("s1") is None
 
 
-async def send_as_owned(sender: SeedWorker, to: SeedWorker) -> tuple[bool, list[Any]]:
+async def send_as_owned(
+    sender: SeedWorker,
+    to: SeedWorker,
+    named: Named | None = None,
+    *,
+    method: str = "GET",
+    path: str = "/session",
+    body: bytes = b"",
+) -> tuple[bool, list[Any]]:
     """A request of the session goes to a worker that has been found to own it. Whether it was *mine*, and the reply."""
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -43,18 +53,19 @@ async def send_as_owned(sender: SeedWorker, to: SeedWorker) -> tuple[bool, list[
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "GET",
+        "method": method,
         "scheme": "http",
-        "path": "/session",
-        "raw_path": b"/session",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "headers": [(b"host", b"homing.test"), (b"cookie", COOKIE.encode())],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
     }
-    note = note_of(Named(SessionId("s1")))
-    mine = await sender.worker.forwarder.forward(WorkerId(to.id), Reason.OWNED, note, scope, replayable(receive), send)
+    mine = await sender.worker.forwarder.forward(
+        WorkerId(to.id), Reason.OWNED, note_of(named or Named(SessionId("s1"))), scope, replayable(receive), send
+    )
     return mine, sent
 
 
@@ -71,6 +82,37 @@ async def test_a_request_sent_to_a_worker_that_let_the_session_go_is_not_mine_an
     handled = [list(each.resources.handled) for each in resources.workers]
     assert await send_as_owned(second, first) == (False, [])
     assert [list(each.resources.handled) for each in resources.workers] == handled
+
+
+async def test_a_stop_sent_to_a_worker_that_let_the_key_go_is_not_mine(agents: SeedServer) -> None:
+    owner, other = agents.workers
+    named = Named(path_key="/rollouts/x")
+    stop: Any = {"method": "POST", "path": "/rollouts/x/stop", "body": b"{}"}
+    episode = {"episode_id": {"rollout_id": "x", "attempt": 0}}
+    await owner.post("/v1/agent_sessions", {"agent_session_id": "a", **episode})
+    assert (await send_as_owned(other, owner, named, **stop))[0]
+    await owner.post("/v1/agent_sessions/close", {"agent_session_id": "a", **episode})
+    await other.post("/v1/agent_sessions", {"agent_session_id": "b", **episode})
+    assert await send_as_owned(other, owner, named, **stop) == (False, [])
+    assert (await owner.post("/rollouts/x/stop", {})).json() == {"worker": other.id, "stopped": True}
+
+
+async def test_a_session_served_where_its_request_arrives_costs_one_look(resources: SeedServer) -> None:
+    first, _ = resources.workers
+    await first.post("/seed_session", EPISODE)
+    looks: list[object] = []
+
+    def count(frame: object, event: str, called: object) -> None:
+        if event == "c_call" and called is os.readlink:
+            looks.append(called)
+
+    sys.setprofile(count)
+    try:
+        reply = await first.get("/session", cookie=COOKIE)
+    finally:
+        sys.setprofile(None)
+    assert reply.status_code == 200
+    assert len(looks) == 1
 
 
 async def test_a_request_of_a_session_nobody_owns_owns_it_before_its_handler(resources: SeedServer) -> None:

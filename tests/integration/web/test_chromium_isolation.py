@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import Mapping
 
 import pytest
@@ -156,6 +158,58 @@ def test_a_page_reaches_no_port_of_this_machine_but_its_own() -> None:
             await canary.aclose()
 
     play(pages, script)
+
+
+def test_what_may_be_reached_is_reached_through_the_gateway() -> None:
+    """Pages, posted bodies, chunked replies, images and web sockets of another host, with its cookies."""
+    require_chromium()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = await reader.readexactly(300_000)
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\n{len(body)}".encode())
+
+    async def chunked(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n")
+        for part in (b"one ", b"two ", b"three"):
+            writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async def socket(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        key = other.headers["/socket"].partition("ec-WebSocket-Key: ")[2].partition("\r\n")[0]
+        digest = hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+        accept = base64.b64encode(digest).decode()
+        writer.write(
+            "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+            f"sec-websocket-accept: {accept}\r\n\r\n".encode()
+            + b"\x81\x05hello"
+        )
+        await writer.drain()
+        await asyncio.sleep(5)
+
+    page = """<p id=p>…</p><script>(async () => {
+      const post = await (await fetch('/echo', { method: 'POST', body: 'x'.repeat(300000) })).text();
+      const chunks = await (await fetch('/chunked')).text();
+      const socket = new WebSocket(`ws://${location.host}/socket`);
+      const said = await new Promise((done) => { socket.onmessage = (e) => done(e.data); socket.onerror = () => done('no') });
+      p.textContent = ['got', post, chunks, said].join('|');
+    })()</script>"""
+    other = Site({"/": page, "/echo": echo, "/chunked": chunked, "/socket": socket})
+
+    async def script(world: ChromiumWorld) -> None:
+        await other.start()
+        try:
+            await world.seed("s", "/start")
+            await world.step("s", {"action": "goto", "url": other.origin + "/"})
+            result = await world.step("s", {"action": "wait_for", "text": "got|300000|one two three|hello"})
+            assert result.execution_ok, result.observation.axtree
+            gateway = world.provider.gateway
+            assert gateway is not None
+            assert gateway.carried >= 4
+        finally:
+            await other.aclose()
+
+    play({"/start": "<p>start</p>"}, script, rules=NavigationRules(private=True))
 
 
 def test_a_name_is_judged_by_the_addresses_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:

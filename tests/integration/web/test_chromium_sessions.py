@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.chromium import ChromiumWorld, play, ref_of
+from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, play, ref_of
 
 from homing.web.errors import (
     BrowserLostError,
@@ -127,7 +127,6 @@ def test_new_tabs_are_known_active_and_closed_with_the_session() -> None:
     pages = {
         "/": "<a href=/two target=_blank>Open</a>",
         "/two": "<title>Two</title><h1>Two</h1>",
-        "/orphaning": "<button onclick=\"window.open('/two'); setTimeout(() => window.close(), 0)\">Go</button>",
     }
 
     async def script(world: ChromiumWorld) -> None:
@@ -149,7 +148,12 @@ def test_new_tabs_are_known_active_and_closed_with_the_session() -> None:
 
 
 def test_a_page_that_closes_itself_leaves_a_session_with_an_empty_page() -> None:
-    pages = {"/": "<a href=/self target=_blank>Open</a>", "/self": "<button onclick='window.close()'>Close me</button>"}
+    pages = {
+        "/": "<a href=/self target=_blank>Open</a> <a href=/opener target=_blank>Open the opener</a>",
+        "/self": "<button onclick='window.close()'>Close me</button>",
+        "/opener": "<button onclick=\"window.open('/two'); window.close()\">Open and leave</button>",
+        "/two": "<h1>Two</h1>",
+    }
 
     async def script(world: ChromiumWorld) -> None:
         await world.seed("s", "/")
@@ -158,6 +162,13 @@ def test_a_page_that_closes_itself_leaves_a_session_with_an_empty_page() -> None
         result = await world.click("s", "Close me")
         seen = result.observation if len(result.observation.tabs) == 1 else await world.manager.observe("s")
         assert seen.url == world.url("/")
+        # One that opens another and closes itself at once leaves that other one active.
+        await world.click("s", "Open the opener")
+        await world.step("s", {"action": "wait_for", "text": "Open and leave"})
+        await world.click("s", "Open and leave")
+        result = await world.step("s", {"action": "wait_for", "text": "Two"})
+        assert result.execution_ok
+        assert [tab.url for tab in result.observation.tabs] == [world.url("/"), world.url("/two")]
 
     play(pages, script)
 
@@ -434,6 +445,39 @@ def test_a_browser_that_has_served_enough_is_replaced_without_touching_a_live_se
         assert first not in world.provider._browsers
 
     play({"/form": FORM}, script, local={"sessions_per_browser": 3})
+
+
+def test_a_browser_that_has_grown_too_large_takes_no_more_sessions() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("stays", "/form")
+        first = world.provider._browsers[0]
+        for number in range(10):
+            await world.seed(f"s{number}", "/form")
+            assert await world.manager.close_session(f"s{number}")
+        assert first.is_retired
+        assert (await world.step("stays", "noop()")).execution_ok
+
+    play({"/form": FORM}, script, local={"memory_bytes": 1})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_five_hundred_sessions_leave_a_browser_as_large_as_it_was() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        async def some(count: int) -> tuple[int, int]:
+            for number in range(count):
+                await world.seed(f"s{number}", "/form")
+                assert await world.manager.close_session(f"s{number}")
+            browser = world.provider._browsers[0]
+            return await browser.memory_bytes(), len(world.browser_processes())
+
+        after_few = await some(20)
+        after_many = await some(500)
+        assert world.provider.launched == 1
+        assert after_many[1] <= after_few[1] + 1
+        assert after_many[0] <= after_few[0] * 1.5
+
+    play({"/form": FORM}, script, local={"sessions_per_browser": 10_000}, seconds=LONG_TEST_SECONDS)
 
 
 # --- recordings ---

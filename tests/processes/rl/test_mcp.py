@@ -15,7 +15,7 @@ from tests.support.served import MAIN, MCP1, drive
 from homing.rl.calls import Answer, Caller
 from homing.rl.protocol import MCP_TOKEN_HEADER
 
-WORKERS = 3
+WORKERS = 2
 ACCEPT = {"accept": "application/json, text/event-stream"}
 PROGRAMS = {"2.x": MAIN, "1.x": MCP1}
 
@@ -36,15 +36,15 @@ def url(server: Running) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", PROGRAMS)
 def test_64_sessions_at_once_call_their_tools_with_the_official_client(url: str, client: str) -> None:
-    programs: Path = PROGRAMS[client]
-    found = drive("tests.support.rl_mcp_client", url, "--sessions", "64", "--calls", "3", programs=programs)
+    found = drive("tests.support.rl_mcp_client", url, programs=PROGRAMS[client], timeout_seconds=250)
     assert found["tally"] == {
-        "listed": 64,
-        "right": 192,
-        "refused arguments": 64,
-        "told": 64,
+        "listed": 8,
+        "right": 128,
+        "refused arguments": 8,
+        "told": 8,
         "closed": 64,
         "after the close: 404 session_lost": 64,
     }

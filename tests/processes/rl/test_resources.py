@@ -25,8 +25,8 @@ def names() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running("tests.support.rl_servers:counter", "--workers", "3", cwd=ROOT) as server:
-        server.wait_for("all 3 workers are ready")
+    with running("tests.support.rl_servers:counter", "--workers", "2", cwd=ROOT) as server:
+        server.wait_for("all 2 workers are ready")
         yield server
         assert server.stop() == 0
 
@@ -333,7 +333,9 @@ OTHER_LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", OTHER_LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(each, marks=[pytest.mark.long] * (each == "scatter")) for each in OTHER_LAUNCHERS]
+)
 def test_the_contract_holds_under_any_launcher(launcher: str) -> None:
     command, options, workers = OTHER_LAUNCHERS[launcher]
     with running("tests.support.rl_servers:counter", *options, cwd=ROOT, command=command) as server:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import gymnasium
@@ -179,6 +179,57 @@ def test_bad_actions_leave_the_session_as_it_was(url: str) -> None:
             assert (result.execution_ok, result.terminated) == (False, False)
             result = await session.step({"action": "noop"})
             assert (result.observation.axtree, result.reward) == (seen.axtree, 0.0)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def cutting(url: str, path: str) -> AsyncIterator[str]:
+    """A way to the server on which the first reply to a request for `path` is lost, though the request arrived."""
+    host, port = url.removeprefix("http://").split(":")
+    cut: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        try:
+            while request := await reader.read(65_536):
+                there_writer.write(request)
+                answer = await there_reader.read(1_048_576)
+                if request.startswith(f"POST {path} ".encode()) and not cut:
+                    cut.append(path)
+                    return
+                writer.write(answer)
+                await writer.drain()
+        finally:
+            writer.close()
+            there_writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(carry(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        assert cut
+    finally:
+        listener.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("path", ["/seed_session", "/step", "/close"])
+def test_a_call_whose_reply_was_lost_is_sent_again_and_done_once(url: str, path: str) -> None:
+    async def main() -> None:
+        async with cutting(url, path) as way, WebSession(way) as session:
+            seen = await session.seed({"benchmark": "miniwob", "task_id": "click-checkboxes", "seed": 0})
+            line = next(line for line in seen.axtree.splitlines() if "] checkbox" in line)
+            result = await session.step({"action": "click", "ref": line.strip()[1:].partition("]")[0]})
+            # Clicked twice it would not be.
+            assert result.observation.axtree.count(" checked") == 1
 
     asyncio.run(main())
 

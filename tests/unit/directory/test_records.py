@@ -17,6 +17,7 @@ from homing.directory import Given, SessionOwners
 from homing.directory.failpoints import failpoint
 from homing.errors import DirectoryError, MalformedRecordError, RunDirectoryError
 from homing.rundir import SESSION_OWNERS_DIR, RunDirectory, new_worker_id
+from homing.types import SESSION, key_digest
 
 pytestmark = pytest.mark.anyio
 
@@ -147,6 +148,37 @@ async def test_a_session_whose_release_is_pending_is_not_given(world: FileWorld,
     assert here.dropped == []
     assert here.owners.release_pending() == 0
     assert here.owners.owner("s") is None
+
+
+async def test_a_give_that_fails_after_the_state_was_dropped_leaves_no_record(world: FileWorld, here: Worker) -> None:
+    other = world.worker()
+    here.held.add("s")
+    here.owners.acquire("s")
+
+    def lose_what_was_prepared() -> None:
+        for name in os.listdir(world.path):
+            if name.startswith(f".{here.id}."):
+                os.unlink(os.path.join(world.path, name))
+
+    with failpoint("give.before_rename", lose_what_was_prepared):
+        assert await here.owners.give("s", other.id, timeout_seconds=5) is Given.BUSY
+    # A record that named this worker would stand for a session without its state; without one the asker's restore opens it.
+    assert here.dropped == ["s"]
+    assert world.record("s") is None
+    assert not here.owners.mine("s")
+
+
+async def test_a_record_says_whose_it_is_from_its_first_moment(world: FileWorld, here: Worker) -> None:
+    made: list[object] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        # A hook stays for good, so it looks at this session's record only.
+        if event == "os.symlink" and arguments[1] == key_digest(SESSION, "from its first moment"):
+            made.append(arguments[0])
+
+    sys.addaudithook(audit)
+    here.owners.acquire("from its first moment")
+    assert made == [f"{world.boot}.{here.id}"]
 
 
 async def test_the_lock_file_is_never_removed_and_one_inode(world: FileWorld, here: Worker) -> None:

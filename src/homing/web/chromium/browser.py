@@ -34,6 +34,7 @@ from homing.web.processes import (
     is_stopped,
     led_by,
     mark,
+    memory_of,
     remove_folder,
 )
 
@@ -208,6 +209,10 @@ class Browser:
         ]
         if strangers:
             await asyncio.to_thread(end, strangers, _KILL_SECONDS)
+
+    async def memory_bytes(self) -> int:
+        """What its processes hold, what they share counted in proportion."""
+        return await asyncio.to_thread(lambda: memory_of(self._processes()))
 
     async def answers(self, seconds: float = _ANSWER_SECONDS) -> bool:
         """Whether the browser itself answers in time, however its pages are."""

@@ -43,6 +43,8 @@ VIEWPORT: Final = (1280, 720)
 _FOLDER_PREFIX: Final = "homing-web-"
 _INTERRUPT_SECONDS: Final = 0.5
 _REFILL_SECONDS: Final = 5.0
+_MEASURED_EVERY: Final = 10
+"""A browser's memory is looked at after so many sessions: it takes some milliseconds."""
 
 _numbers = itertools.count(1)
 
@@ -376,14 +378,22 @@ class LocalProvider:
                 await self._retire(browser, now=True)
                 if self._driver is not None and not self._driver.is_running:
                     self._driver = None
-            elif browser.is_retired and browser.leases <= 0:
-                await self._retire(browser)
+            else:
+                await self._retire_if_spent(browser)
         else:
             await asyncio.to_thread(end, held.footprint.processes, 2.0)
             await self._retire(browser, now=True)
         left = left_of(held.footprint)
         if left:
             raise RuntimeError(f"left of the lease: {', '.join(left)}")
+
+    async def _retire_if_spent(self, browser: Browser) -> None:
+        """End it if it was to end and nobody has it; look now and then whether it has grown too large."""
+        is_large = False
+        if not browser.is_retired and browser.served % _MEASURED_EVERY == 0:
+            is_large = await browser.memory_bytes() > self.settings.memory_bytes
+        if is_large or (browser.is_retired and browser.leases <= 0):
+            await self._retire(browser)
 
     def __repr__(self) -> str:
         return f"<LocalProvider: {len(self._browsers)} browsers, {len(self._live)} leases, {len(self._warm)} warm>"

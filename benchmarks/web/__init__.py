@@ -1,0 +1,1 @@
+"""What browser sessions cost: see `question.md`."""
