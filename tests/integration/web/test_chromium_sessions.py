@@ -311,6 +311,22 @@ def test_an_endless_loop_ends_the_step_at_its_deadline_and_disturbs_no_neighbour
     play({"/spin": SPIN, "/ok": "<p>fine</p>"}, script, operation_seconds=3.0)
 
 
+def test_more_hung_pages_than_there_are_cores_hold_up_no_neighbour_for_long() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("neighbour", "/ok")
+        for number in range(3):
+            await world.seed(f"s{number}", "/spin")
+        stuck = [asyncio.create_task(world.click(f"s{number}", "Spin")) for number in range(3)]
+        answered = 0
+        while not all(task.done() for task in stuck):
+            answered += (await world.step("neighbour", "noop()")).execution_ok
+        assert answered >= 1
+        outcomes = await asyncio.gather(*stuck, return_exceptions=True)
+        assert all(isinstance(outcome, PageUnresponsiveError) for outcome in outcomes), outcomes
+
+    play({"/spin": SPIN, "/ok": "<p>fine</p>"}, script, operation_seconds=8.0, operations_at_once=2)
+
+
 def test_a_killed_renderer_fails_the_step_at_once_and_is_no_reward() -> None:
     async def script(world: ChromiumWorld) -> None:
         await world.seed("a", "/form", observation_profile="screenshot")
