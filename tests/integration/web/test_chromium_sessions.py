@@ -64,7 +64,27 @@ def test_a_ref_is_good_for_the_last_observation_only() -> None:
         latest = (await world.manager.observe("s")).observation_id
         assert (await world.step("s", {"action": "noop", "observation_id": latest})).execution_ok
 
-    play({"/form": FORM, "/other": "<h1>Other</h1><button>Send</button>"}, script)
+    # As many nodes as the page before: a number that were given again would name one of them.
+    play({"/form": FORM, "/other": "<h1>Other</h1>" + "<button>Send</button>" * 30}, script)
+
+
+def test_what_the_last_observation_does_not_show_has_no_ref() -> None:
+    pages = {
+        "/": "<button onclick='b.hidden = !b.hidden'>Toggle</button><button id=b onclick='reward = 1'>Other</button>"
+    }
+
+    async def script(world: ChromiumWorld) -> None:
+        seen = await world.seed("s", "/")
+        other = ref_of(seen, "Other")
+        await world.click("s", "Toggle")
+        with pytest.raises(StaleRefError):
+            await world.step("s", {"action": "click", "ref": other})
+        # Shown again it has the number it had.
+        result = await world.click("s", "Toggle")
+        assert ref_of(result.observation, "Other") == other
+        assert (await world.step("s", {"action": "click", "ref": other})).reward == 1.0
+
+    play(pages, script)
 
 
 @pytest.mark.parametrize(
