@@ -137,7 +137,11 @@ def test_what_is_left_of_a_lease_is_said_until_it_is_gone(tmp_path: Path) -> Non
     assert left_of(footprint) == []
 
 
-@pytest.mark.parametrize("text", ["", "x", "1.2", "a.b.c", f"{os.getpid()}.{os.getpid()}.1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1.2", "a.b.c", f"{os.getpid()}.{os.getpid()}.1"],
+    ids=["empty", "word", "two", "letters", "namespace"],
+)
 def test_a_mark_that_cannot_be_read_or_is_another_namespaces_is_nobodys(text: str) -> None:
     process = subprocess.Popen(["sleep", "300"], env={OWNER_ENV: text})
     try:
