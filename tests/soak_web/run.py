@@ -23,6 +23,7 @@ from homing.rundir import SITES_DIR
 
 SETTLE_SECONDS = 60.0
 MOST_THREADS = 16
+OLDEST_BROWSER_SECONDS = 15.0
 CHROMIUM_SETTINGS = {
     "operation_seconds": 10,
     "reset_seconds": 30,
@@ -137,7 +138,8 @@ def fault_run(
     with running(*subject.arguments, "--workers", "2", "--no-access-log", cwd=ROOT, command=subject.command) as server:
         server.wait_for("Application startup complete", 2)
         url = f"http://127.0.0.1:{server.port}"
-        chaos = Chaos(server, seed, subject.every_seconds, worker_share)
+        spared = float("inf") if subject.keeps_processes else OLDEST_BROWSER_SECONDS
+        chaos = Chaos(server, seed, subject.every_seconds, worker_share, spares_older_seconds=spared)
         everyone = [subject.player(f"p{n}", url, seed * 1000 + n, oracle, fault_rate) for n in range(players)]
         began = time.monotonic()
 
