@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +19,22 @@ from homing.web.processes import OWNER_ENV, mark
 
 
 class Chaos:
-    """Does one fault after another in a thread of its own. `done`: how many of each."""
+    """Does one fault after another in a thread of its own. `done`: how many of each.
 
-    def __init__(self, server: Running, seed: int, every_seconds: float, worker_share: float) -> None:
+    Args:
+        spares_older_seconds: A process that is older is left alone: it may be one that was forgotten, and has to be found.
+    """
+
+    def __init__(
+        self, server: Running, seed: int, every_seconds: float, worker_share: float, *, spares_older_seconds: float
+    ) -> None:
         self.done: Counter[str] = Counter()
         self.workers_seen: set[int] = set(server.workers())
         self._server = server
         self._random = random.Random(seed)
         self._every = every_seconds
         self._worker_share = worker_share
+        self._spares_older_seconds = spares_older_seconds
         self._end = threading.Event()
         self._stopped: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="chaos")
@@ -69,6 +77,7 @@ class Chaos:
     def _to_browser(self, workers: list[int]) -> None:
         # A child without the mark is no browser yet, but the worker's own copy on its way to being one.
         pids = [pid for worker in workers for pid in descendants(worker) if owner_of(pid) is not None]
+        pids = [pid for pid in pids if _age_seconds(pid) < self._spares_older_seconds]
         if not pids:
             return
         pid = self._random.choice(pids)
@@ -100,6 +109,13 @@ def owner_of(pid: int) -> int | None:
             if variable.startswith(OWNER_ENV.encode() + b"="):
                 return int(variable.decode().split(".")[1])
     return None
+
+
+def _age_seconds(pid: int) -> float:
+    found = mark(pid)
+    if found is None:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - found.started / os.sysconf("SC_CLK_TCK")
 
 
 def _signal(pid: int, number: int) -> bool:

@@ -169,7 +169,9 @@ class ChromiumWorld:
             LocalSettings(**{"warm": 0, **(local or {})}), origins=self.tasks.origins, rules=rules
         )
         play = PlaySettings(rules=rules or NavigationRules(), navigation_seconds=3.0)
-        self.backends = ChromiumBackends({"pages": self.tasks}, OperationGate(4, made.wait_seconds), play)
+        self.backends = ChromiumBackends(
+            {"pages": self.tasks}, OperationGate(made.operations_at_once, made.wait_seconds), play
+        )
         self.manager = WebSessionManager(
             made,
             self.backends,

@@ -70,16 +70,16 @@ class Noted:
 
     homing_routed = True
 
-    def __init__(self, name: str, app: ASGIApp, calls: list[str]) -> None:
+    def __init__(self, name: str, app: ASGIApp, calls: list[str], changed: asyncio.Event) -> None:
         self.app = app
         self._name = name
         self._calls = calls
-        self.changed = asyncio.Event()
+        self._changed = changed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             self._calls.append(f"{self._name} {scope['path']}")
-            self.changed.set()
+            self._changed.set()
         await self.app(scope, receive, send)
 
 
@@ -87,7 +87,7 @@ class EpisodeWorld:
     """The three servers.
 
     Attributes:
-        calls: `"<server> <path>"` of every request, in order.
+        calls: `"<server> <path>"` of every request, in order; `changed` is set with each.
         url: Of the environment server.
     """
 
@@ -96,8 +96,9 @@ class EpisodeWorld:
         self.url = ""
         self.judge = Judge(name="judge")
         self.echo = EchoAgent(name="echo")
-        self.agent = Noted("agent", self.echo, self.calls)
-        self.resources = Noted("resources", self.judge, self.calls)
+        self.changed = asyncio.Event()
+        self.agent = Noted("agent", self.echo, self.calls, self.changed)
+        self.resources = Noted("resources", self.judge, self.calls, self.changed)
         self.outgoing = OutgoingCalls(new_connection_per_call=True)
         self.environment: EnvironmentServer
 
@@ -110,13 +111,8 @@ class EpisodeWorld:
     async def until(self, call: str) -> None:
         """Wait until a server has got this call."""
         while call not in self.calls:
-            for each in (self.agent, self.resources):
-                each.changed.clear()
-            await asyncio.wait(
-                [asyncio.ensure_future(each.changed.wait()) for each in (self.agent, self.resources)],
-                return_when=asyncio.FIRST_COMPLETED,
-                timeout=1,
-            )
+            self.changed.clear()
+            await self.changed.wait()
 
     def open_sessions(self) -> int:
         """Sessions that are still open, at both servers."""

@@ -30,19 +30,28 @@ _STOP_SECONDS: Final = 0.2
 """How long an operation that was told to stop, or interrupted, is waited for before the next one is refused."""
 
 
+TURN_SECONDS: Final = 2.0
+"""A hundred times what an operation takes."""
+
+
 class OperationGate:
     """Lets so many operations of one worker run at once; the others wait in the order they came.
+
+    An operation that takes long has its turn for so long and goes on without it: it waits for a page, or hangs in one,
+    and those that could run would wait with it.
 
     Args:
         width: How many.
         wait_seconds: How long one waits at most.
+        turn_seconds: How long a turn is.
     """
 
-    def __init__(self, width: int, wait_seconds: float) -> None:
+    def __init__(self, width: int, wait_seconds: float, turn_seconds: float = TURN_SECONDS) -> None:
         self.width: Final = width
         self.inside = 0
         self.waiting = 0
         self._wait_seconds = wait_seconds
+        self._turn_seconds = turn_seconds
         self._places = asyncio.Semaphore(width)
 
     @asynccontextmanager
@@ -61,11 +70,21 @@ class OperationGate:
         finally:
             self.waiting -= 1
         self.inside += 1
+        is_over = False
+
+        def end_turn() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self.inside -= 1
+                self._places.release()
+
+        timer = asyncio.get_running_loop().call_later(self._turn_seconds, end_turn)
         try:
             yield
         finally:
-            self.inside -= 1
-            self._places.release()
+            timer.cancel()
+            end_turn()
 
     def __repr__(self) -> str:
         return f"<OperationGate: {self.inside} of {self.width} inside, {self.waiting} waiting>"

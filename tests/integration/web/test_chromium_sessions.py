@@ -64,7 +64,27 @@ def test_a_ref_is_good_for_the_last_observation_only() -> None:
         latest = (await world.manager.observe("s")).observation_id
         assert (await world.step("s", {"action": "noop", "observation_id": latest})).execution_ok
 
-    play({"/form": FORM, "/other": "<h1>Other</h1><button>Send</button>"}, script)
+    # As many nodes as the page before: a number that were given again would name one of them.
+    play({"/form": FORM, "/other": "<h1>Other</h1>" + "<button>Send</button>" * 30}, script)
+
+
+def test_what_the_last_observation_does_not_show_has_no_ref() -> None:
+    pages = {
+        "/": "<button onclick='b.hidden = !b.hidden'>Toggle</button><button id=b onclick='reward = 1'>Other</button>"
+    }
+
+    async def script(world: ChromiumWorld) -> None:
+        seen = await world.seed("s", "/")
+        other = ref_of(seen, "Other")
+        await world.click("s", "Toggle")
+        with pytest.raises(StaleRefError):
+            await world.step("s", {"action": "click", "ref": other})
+        # Shown again it has the number it had.
+        result = await world.click("s", "Toggle")
+        assert ref_of(result.observation, "Other") == other
+        assert (await world.step("s", {"action": "click", "ref": other})).reward == 1.0
+
+    play(pages, script)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +329,22 @@ def test_an_endless_loop_ends_the_step_at_its_deadline_and_disturbs_no_neighbour
         assert (await world.step("neighbour", "noop()")).execution_ok
 
     play({"/spin": SPIN, "/ok": "<p>fine</p>"}, script, operation_seconds=3.0)
+
+
+def test_more_hung_pages_than_there_are_cores_hold_up_no_neighbour_for_long() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("neighbour", "/ok")
+        for number in range(3):
+            await world.seed(f"s{number}", "/spin")
+        stuck = [asyncio.create_task(world.click(f"s{number}", "Spin")) for number in range(3)]
+        answered = 0
+        while not all(task.done() for task in stuck):
+            answered += (await world.step("neighbour", "noop()")).execution_ok
+        assert answered >= 1
+        outcomes = await asyncio.gather(*stuck, return_exceptions=True)
+        assert all(isinstance(outcome, PageUnresponsiveError) for outcome in outcomes), outcomes
+
+    play({"/spin": SPIN, "/ok": "<p>fine</p>"}, script, operation_seconds=8.0, operations_at_once=2)
 
 
 def test_a_killed_renderer_fails_the_step_at_once_and_is_no_reward() -> None:

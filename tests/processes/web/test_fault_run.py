@@ -34,7 +34,7 @@ def test_the_oracle_sees_each_kind_of_violation() -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("faults", [40, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("faults", [20, pytest.param(150, marks=pytest.mark.long)])
 def test_faults_in_real_browsers_leave_nothing_and_none_is_a_reward(faults: int) -> None:
     require_chromium()
     report = fault_run(seed=3, faults=faults, subject=CHROMIUM, players=4, slack_seconds=20.0, max_seconds=240)

@@ -45,7 +45,7 @@ def test_no_more_operations_at_once_than_the_gate_is_wide_and_the_wait_is_told_a
 
 def test_a_turn_that_does_not_come_in_time_is_refused_and_nothing_ran() -> None:
     async def main(loop: VirtualLoop) -> None:
-        gate = OperationGate(1, 5.0)
+        gate = OperationGate(1, 5.0, turn_seconds=1000.0)
         ran = []
 
         async def operation() -> None:
@@ -60,6 +60,34 @@ def test_a_turn_that_does_not_come_in_time_is_refused_and_nothing_ran() -> None:
         await first
         assert len(ran) == 1
         assert (gate.inside, gate.waiting) == (0, 0)
+
+    run_virtual(main)
+
+
+def test_an_operation_that_hangs_holds_up_the_others_for_a_turn_and_no_longer() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        gate = OperationGate(1, 60.0, turn_seconds=2.0)
+        over = asyncio.Event()
+
+        async def hangs() -> None:
+            await over.wait()
+
+        async def quick() -> float:
+            return loop.time()
+
+        began = loop.time()
+        hanging = asyncio.create_task(LoopRunner(gate).run(hangs, timeout_seconds=30.0))
+        await asyncio.sleep(0)
+        ran = await LoopRunner(gate).run(quick, timeout_seconds=5.0)
+        assert ran.value - began == pytest.approx(2.0)
+        assert (await LoopRunner(gate).run(quick, timeout_seconds=5.0)).waited_seconds == pytest.approx(0.0)
+        assert gate.inside == 0
+        over.set()
+        await hanging
+        assert (gate.inside, gate.waiting) == (0, 0)
+        # The place that the hanging one gave back early is not given back twice.
+        async with gate.turn():
+            assert gate._places.locked()
 
     run_virtual(main)
 
