@@ -34,6 +34,7 @@ MAX_BODY = 65_536
 SECRET = "a secret of these tests, and of nobody else"
 OPTIONS = (
     *("--session", "header:x-session", "--session", "cookie:visit", "--session", "query:session"),
+    "--no-handoff",  # each connection is to stay at the worker that a test has it at
     *("--session", "signed-cookie:session:sid", "--session", "body:session@/named", "--secret-env", "TEST_SECRET"),
     *("--max-body", str(MAX_BODY), "--no-access-log", "--log-level", "debug"),
 )
@@ -56,7 +57,10 @@ def server(shared: Shared) -> Iterator[Staged]:
     assert staged.server.worker_pids() == workers
     assert not staged.server.log.find("Traceback"), staged.server.log
     names = {re.sub("[0-9a-f]{32}", "<worker>", entry.name) for entry in staged.run_directory.iterdir()}
-    assert names <= {"<worker>.sock", "<worker>.life", "session-owners", "owners.lock", "server.lock"}, names
+    of_workers = {"<worker>.sock", "<worker>.conn", "<worker>.life"}
+    assert names <= of_workers | {"session-owners", "owners.lock", "server.lock", "server.json", "page", "first-app"}, (
+        names
+    )
     for record in (staged.run_directory / "session-owners").iterdir():
         assert re.fullmatch("[0-9a-f]{64}", record.name)
         assert re.fullmatch("[0-9a-f]{32}[.][0-9a-f]{32}", os.readlink(record))

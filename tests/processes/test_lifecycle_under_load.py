@@ -47,7 +47,8 @@ async def posted(wire: Wire, path: str) -> Reply:
 
 def test_a_forked_child_keeps_no_dead_worker_alive_and_no_request_waiting() -> None:
     async def test() -> None:
-        async with open_staged(*COUNTING, app=COUNTERS, workers=2) as server, server.wires() as wires:
+        options = (*COUNTING, "--no-handoff")  # the front's connection is to stay there
+        async with open_staged(*options, app=COUNTERS, workers=2) as server, server.wires() as wires:
             owner, front = wires
             session = (await made(wires[owner]))["session"]
             steps = f"/sessions/{session}/step"

@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from uvicorn.main import main as uvicorn_command
 from uvicorn.supervisors import ChangeReload
 
 import homing
+from homing.clock import SYSTEM_CLOCK
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
@@ -440,7 +440,7 @@ def _description(config: RunConfig, listener: socket.socket) -> Description:
         address=config.uds or f"{config.host}:{listener.getsockname()[1]}",
         app=app,
         workers=config.workers,
-        started=time.time(),
+        started=SYSTEM_CLOCK.wall(),
         version=homing.__version__,
     )
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import Final
 
+from homing.clock import SYSTEM_CLOCK
 from homing.errors import RunDirectoryError
 from homing.routing.worker import Worker
 from homing.runtime.handoff import Handoffs
@@ -28,7 +28,7 @@ class Publisher:
     def __init__(self, worker: Worker, handoffs: Handoffs | None) -> None:
         self._worker = worker
         self._handoffs = handoffs
-        self._started = time.time()
+        self._started = SYSTEM_CLOCK.wall()
         self._row: Row | None = None
         self._task: asyncio.Task[None] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -546,7 +547,9 @@ def test_a_crashed_session_has_a_recording_and_its_page(tmp_path: Path) -> None:
         await world.manager.close_session("s")
         artifacts = await world.manager.recording_artifacts("s")
         names = {artifact.uri.rpartition("/")[2] for artifact in artifacts}
-        assert {"events.jsonl", "session.json", "step-0001.jpg"} <= names
+        assert {"events.jsonl", "session.json"} <= names
+        # A picture is what the browser has shown by then: a quick step may have none of its own.
+        assert any(re.fullmatch(r"step-000[123]\.jpg", name) for name in names)
         assert all(artifact.status == "complete" and artifact.size_bytes > 0 for artifact in artifacts)
 
     play({"/form": FORM}, script, recordings=tmp_path)
@@ -562,9 +565,7 @@ def test_a_recording_that_cannot_be_written_fails_no_session(tmp_path: Path) -> 
     async def script(world: ChromiumWorld) -> None:
         await world.seed("s", "/form")
         folder = world.manager._get("s").recording.folder
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        folder.rename(tmp_path / "moved away")  # at once, whatever is being written into it
         folder.write_text("in the way")
         assert (await world.step("s", "noop()")).execution_ok
         assert await world.manager.close_session("s")
