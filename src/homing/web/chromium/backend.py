@@ -202,6 +202,8 @@ class ChromiumBackend:
         return await self._look()
 
     async def _step(self, command: Command) -> StepResult:
+        from playwright.async_api import Error
+
         if self._screencast is not None:
             self._screencast.next_step()
         self._last_action = str(command)
@@ -211,6 +213,11 @@ class ChromiumBackend:
             await self._hands.do(command)
         except ActionFailedError as error:
             self._last_error = str(error)
+        except Error:
+            # An action that closes its page has been done, though its answer never came.
+            await asyncio.sleep(_PAGE_END_SECONDS)
+            if not before.page.is_closed() or before.crashed.done():
+                raise
         await self._settle()
         if self._screencast is not None and self._context.has_page and self._context.active is not before:
             await self._screencast.start(self._context.active)
