@@ -32,15 +32,9 @@ class Publisher:
         self._row: Row | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Take a row. A worker that cannot get one serves all the same, unseen."""
-        try:
-            self._row = await asyncio.to_thread(open_row, self._worker.run_directory.path)
-        except RunDirectoryError as error:
-            logger.warning("homing ps and metrics do not see this worker: %s", error)
-            return
-        self._write(0.0)
-        self._task = asyncio.create_task(self._write_for_ever(), name="homing publisher")
+    def start(self) -> None:
+        """Take a row, and write it from now on. A worker that cannot get one serves all the same, unseen."""
+        self._task = asyncio.create_task(self._publish(), name="homing publisher")
 
     async def aclose(self) -> None:
         """Write for the last time, and let go of the row. Safe to call twice."""
@@ -53,7 +47,18 @@ class Publisher:
             with contextlib.closing(row):
                 self._write_to(row, 0.0)
 
-    async def _write_for_ever(self) -> None:
+    async def _publish(self) -> None:
+        opening = asyncio.ensure_future(asyncio.to_thread(open_row, self._worker.run_directory.path))
+        try:
+            self._row = await asyncio.shield(opening)
+        except RunDirectoryError as error:
+            logger.warning("homing ps and metrics do not see this worker: %s", error)
+            return
+        except asyncio.CancelledError:
+            with contextlib.suppress(RunDirectoryError):
+                (await opening).close()
+            raise
+        self._write(0.0)
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + WRITE_SECONDS

@@ -107,7 +107,7 @@ class HomingServer(Server):
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
             self._open_handoffs()
-            await self._publish()
+            self._publish()
             self._tell(Ready())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
@@ -124,11 +124,12 @@ class HomingServer(Server):
             return
         self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
 
-    async def _publish(self) -> None:
+    def _publish(self) -> None:
+        # Nothing is awaited between listening and uvicorn's main loop: its first turn makes the `Date` header.
         worker = current_worker()
         if worker is not None:
             self._publisher = Publisher(worker, self.config.handoffs)
-            await self._publisher.start()
+            self._publisher.start()
 
     async def _adopt(self, connection: socket, moves: int) -> None:
         """Serve a connection that another worker gave, as one that was accepted here."""

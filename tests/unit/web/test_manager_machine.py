@@ -64,6 +64,7 @@ class Manager(RuleBasedStateMachine):
         self.runner.__enter__()
         self.world = World(self.loop, max_sessions=4)
         self.live: dict[str, Modelled] = {}
+        self.operations = 0
         self.run(self.world.manager.start())
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -161,7 +162,8 @@ class Manager(RuleBasedStateMachine):
         known = self.live.get(name)
         if known is None or known.verdict is not None:
             return
-        identity = f"{self.loop.now}-{operation}"
+        self.operations += 1  # an ID that was used is answered from memory
+        identity = f"{operation}-{self.operations}"
 
         async def both() -> list[Any]:
             calls = [self.world.manager.step(name, identity, f"noop({operation})") for _ in range(3)]

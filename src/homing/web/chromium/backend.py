@@ -49,6 +49,8 @@ _MARGIN: Final = 0.9
 _RESET_TIMES: Final = 4.0
 _TITLE_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 0.2
+_LOOKS: Final = 3
+_PAGE_END_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,8 @@ class ChromiumBackend:
         return await self._look()
 
     async def _step(self, command: Command) -> StepResult:
+        from playwright.async_api import Error
+
         if self._screencast is not None:
             self._screencast.next_step()
         self._last_action = str(command)
@@ -209,6 +213,11 @@ class ChromiumBackend:
             await self._hands.do(command)
         except ActionFailedError as error:
             self._last_error = str(error)
+        except Error:
+            # An action that closes its page has been done, though its answer never came.
+            await asyncio.sleep(_PAGE_END_SECONDS)
+            if not before.page.is_closed() or before.crashed.done():
+                raise
         await self._settle()
         if self._screencast is not None and self._context.has_page and self._context.active is not before:
             await self._screencast.start(self._context.active)
@@ -263,16 +272,29 @@ class ChromiumBackend:
                 async with asyncio.timeout(self._settings.settle_seconds):
                     await view.settled.wait()
 
+    async def _seen(self) -> tuple[View, Any]:
+        """The active page, and what it shows. If it closes under the look, the next one: a page may close itself."""
+        from playwright.async_api import Error
+
+        for _ in range(_LOOKS):
+            if not self._context.has_page:
+                await self._context.new_page()
+            view = self._context.active
+            try:
+                return view, await view.call("look", self._look_options())
+            except Error:
+                # Playwright may hear of the page's end a moment after the call has failed for it.
+                await asyncio.sleep(_PAGE_END_SECONDS)
+                if not view.page.is_closed():
+                    raise
+        raise PageCrashedError("each page that was looked at has closed")
+
     async def _look(self) -> Observation:
-        if not self._context.has_page:
-            await self._context.new_page()
-        view = self._context.active
-        seen = await view.call("look", self._look_options())
+        view, seen = await self._seen()
         if not view.settled.is_set() and seen["ready"] != "complete":
             # A navigation began after the step had looked for one.
             await self._settle()
-            view = self._context.active
-            seen = await view.call("look", self._look_options())
+            view, seen = await self._seen()
         self._next_ref = seen["next"]
         self._observation_number += 1
         self._observation_id = f"o{self._observation_number}"
