@@ -206,7 +206,8 @@ def test_scenario_15_stop_with_live_streams(how: str) -> None:
                 began = time.monotonic()
                 told(server, number)
             assert await server.server.wait() == 0
-            assert time.monotonic() - began < LIMIT_SECONDS + 2
+            # The limit, the last half second for the others, and the end of three processes on a busy machine.
+            assert time.monotonic() - began < LIMIT_SECONDS + 4
             for wire in streams:
                 await wire.to_end()
                 assert b"0\r\n\r\n" not in await wire.to_end()
