@@ -18,6 +18,7 @@ import pytest
 from tests.support.running import ROOT, Running, running
 
 from homing.runtime.handoff import MAX_MOVES
+from homing.watch.servers import look_at
 
 APP = (
     "tests.support.counter_app:app",
@@ -265,6 +266,18 @@ def test_an_idle_moved_connection_is_closed_in_time() -> None:
         move(one, other.start(), there)
         one.socket.settimeout(20)
         assert one.socket.recv(1) == b""
+
+
+def test_a_connection_that_is_not_used_after_its_move_is_closed_in_time() -> None:
+    """The request before the move was the other worker's, so here nothing but the move itself can start the clock."""
+    with two_workers("--timeout-keep-alive", "3") as (server, one, other):
+        session = other.start()
+        assert [one.step(session), one.step(session)] == [1, 2]
+        one.socket.settimeout(20)
+        assert one.socket.recv(1) == b""
+        shown = look_at(server.run_directory)
+        assert shown is not None
+        assert sum(figures.adopted for figures in shown.alive) == 1
 
 
 def test_a_stop_closes_idle_moved_connections_and_ends_at_once() -> None:

@@ -42,6 +42,8 @@ _WORD: Final = b"homing connection 1 "
 """What a datagram begins with; one byte with the number of moves so far follows, and one descriptor comes with it."""
 
 _TAKEN_AT_ONCE: Final = 32
+_ADOPTED_WITHIN_SECONDS: Final = 1.0
+"""Adopting a connection takes no longer than a turn of the event loop; a stop does not hang on one that does."""
 _DESCRIPTOR: Final = array.array("i", [0]).itemsize
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group. unix(7)
 
@@ -139,10 +141,10 @@ class Handoffs:
         self._sending.close()
 
     async def aclose(self) -> None:
-        """As `refuse`, and wait until those that have come are served, or closed. Safe to call twice."""
+        """As `refuse`, and wait, for a second at most, until those that have come are adopted. Safe to call twice."""
         self.refuse()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_ADOPTED_WITHIN_SECONDS)
 
     def _take(self) -> bool:
         """Adopt what has come; whether there may be more."""
