@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
 import re
 import signal
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 from tests.support.running import HOMING, ROOT, Running, environment, refused, running
+
+from homing.rundir import PAGE_NAME, SERVER_DESCRIPTION
 
 APP = (
     "tests.support.counter_app:app",
@@ -170,6 +174,32 @@ def test_a_server_whose_directory_is_elsewhere_is_found_too(place: dict[str, str
         assert [each["run_directory"] for each in found] == [str(elsewhere)]
     assert not [each for each in documents(place) if each["pid"] == server.process.pid]
     assert os.listdir(str(place["XDG_RUNTIME_DIR"])) == []
+
+
+def test_a_page_that_is_held_delays_no_worker_and_its_first_reply_is_whole(
+    place: dict[str, str | None], tmp_path: Path
+) -> None:
+    """Between listening and the server's main loop nothing may wait: its first turn makes the headers of every reply."""
+    chosen = tmp_path / "chosen"
+    chosen.mkdir(mode=0o700)
+    with running(*APP, "--workers", "2", "--run-dir", str(chosen), cwd=ROOT, env=place) as server:
+        deadline = time.monotonic() + 60
+        while not (chosen / SERVER_DESCRIPTION).exists():  # then the directory is emptied, and no worker has begun
+            assert time.monotonic() < deadline, server.log
+        with open(chosen / PAGE_NAME, "wb") as page:
+            fcntl.flock(page, fcntl.LOCK_EX)
+            port = int(server.wait_for(r"Uvicorn running on https?://\S+?:(\d+) ")[0][1])
+            while True:
+                assert time.monotonic() < deadline, server.log
+                with (
+                    contextlib.suppress(ConnectionRefusedError),
+                    contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection,
+                ):
+                    connection.request("GET", "/")
+                    with connection.getresponse() as reply:
+                        assert (reply.getheader("date") is None, reply.getheader("server")) == (False, "uvicorn")
+                    break
+            server.wait_for("do not see this worker", 2)
 
 
 def test_a_killed_server_is_not_shown(place: dict[str, str | None]) -> None:
