@@ -81,6 +81,7 @@ class Worker:
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
+        draining: No session begins here any more, and those that are here go on: this worker is to leave.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -101,6 +102,7 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
+        self.draining = False
         self.drained = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
@@ -173,6 +175,16 @@ class Worker:
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
 
+    def begin_draining(self) -> None:
+        """From now on no session begins here, if another worker takes it. Those that are here go on."""
+        self.draining = True
+        self._mark("draining")
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions of this worker that have not ended, and starts under way."""
+        return max(0, len(self.owners) - self.count_ended()) + self.starting
+
     async def drain(self) -> None:
         """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained.
 
@@ -240,6 +252,16 @@ class Worker:
         others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
         others = [each for each in others if self._serves_same(each)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
+
+    def others_to_start_at(self) -> list[WorkerId]:
+        """Live workers that neither drain nor stop: where a session may begin. Lists the run directory: a few files.
+
+        Raises:
+            DirectoryError: they cannot be told.
+        """
+        leaving = self.run_directory.marks("draining") | self.run_directory.marks("stopping")
+        others = [each for each in self.run_directory.live_workers() if each != self.id and each not in leaving]
+        return [each for each in others if self._serves_same(each)]
 
     def _serves_same(self, worker_id: WorkerId) -> bool:
         return self.run_directory.app_of(worker_id) == self._app

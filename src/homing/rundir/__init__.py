@@ -5,7 +5,8 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     <worker ID>.sock       the private socket of a worker
     <worker ID>.conn       where a worker is given connections
     <worker ID>.life       locked exclusively by that worker while it lives
-    <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    <worker ID>.stopping   marks that workers set for each other; also `.draining`, `.drained`
+    control.sock           where the supervisor is asked to drain a worker
     page, server.json      what workers and supervisor say of themselves
     server.lock            held by the supervisor while its server runs
     owners.lock            held while a dead worker's owner record is changed
@@ -27,6 +28,7 @@ from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    CONTROL_SOCKET,
     EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     PAGE_NAME,
@@ -44,6 +46,7 @@ from homing.rundir.places import create_session_socket_dir, remove_run_directory
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
+    "CONTROL_SOCKET",
     "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "PAGE_NAME",

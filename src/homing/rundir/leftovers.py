@@ -17,7 +17,15 @@ from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory
-from homing.rundir.names import EPISODES_DIR, PAGE_NAME, SERVER_DESCRIPTION, SESSION_OWNERS_DIR, SITES_DIR, is_worker_id
+from homing.rundir.names import (
+    CONTROL_SOCKET,
+    EPISODES_DIR,
+    PAGE_NAME,
+    SERVER_DESCRIPTION,
+    SESSION_OWNERS_DIR,
+    SITES_DIR,
+    is_worker_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +116,17 @@ def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
 
 
 _OURS: Final = frozenset(
-    {SESSION_OWNERS_DIR, SITES_DIR, EPISODES_DIR, "owners.lock", BEGUN_BY, FIRST_APP, PAGE_NAME, SERVER_DESCRIPTION}
+    {
+        SESSION_OWNERS_DIR,
+        SITES_DIR,
+        EPISODES_DIR,
+        CONTROL_SOCKET,
+        "owners.lock",
+        BEGUN_BY,
+        FIRST_APP,
+        PAGE_NAME,
+        SERVER_DESCRIPTION,
+    }
 )
 
 

@@ -28,6 +28,9 @@ SERVER_DESCRIPTION: Final = "server.json"
 PAGE_NAME: Final = "page"
 """What the workers say of themselves (`homing.watch`)."""
 
+CONTROL_SOCKET: Final = "control.sock"
+"""Where the supervisor is asked to drain a worker (`homing.runtime.control`)."""
+
 EPISODES_DIR: Final = "episodes"
 """The directory, in a run directory, of who runs an episode and who waits to."""
 
