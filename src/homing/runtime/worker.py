@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from socket import socket
+from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
 from typing import Final
 
 from uvicorn.config import STARTUP_FAILURE
@@ -66,10 +66,14 @@ class HomingServer(Server):
         self._tell(Loaded(self.config.routed_by))
         try:
             await super().startup(sockets=sockets)
+            if self.started and not all(map(_listens, sockets or ())):
+                # uvloop tells nobody that it could not.
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))  # noqa: TRY301
         except OSError as error:
             # Two servers may bind one port as long as neither listens; the second to listen finds out here.
             if error.errno != errno.EADDRINUSE:
                 raise
+            self.started = False
             await self.lifespan.shutdown()
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
@@ -155,6 +159,13 @@ class HomingServer(Server):
             return protocol
 
         await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
+
+
+def _listens(bound: socket) -> bool:
+    try:
+        return bool(bound.getsockopt(SOL_SOCKET, SO_ACCEPTCONN))
+    except OSError:  # closed
+        return False
 
 
 class WorkerServer(HomingServer):

@@ -30,6 +30,7 @@ class Figures(msgspec.Struct, frozen=True):
         given, adopted: Connections that moved away, and that came.
         answers: Replies of homing's own, by their code (`session_gone`, …).
         lag_seconds: By how much the event loop was late when this was written.
+        draining: No session begins there any more: it is to leave.
     """
 
     worker: str
@@ -46,6 +47,7 @@ class Figures(msgspec.Struct, frozen=True):
     adopted: int = 0
     answers: dict[str, int] = {}
     lag_seconds: float = 0.0
+    draining: bool = False
 
     @property
     def open_sessions(self) -> int:
@@ -72,6 +74,7 @@ def figures_of(
         adopted=adopted,
         answers=dict(worker.answers),
         lag_seconds=lag_seconds,
+        draining=worker.draining,
     )
 
 
