@@ -328,7 +328,8 @@ class Load:
 
 def test_workers_are_killed_paused_and_restarted_under_load_and_the_server_is_stopped() -> None:
     async def test() -> None:
-        async with open_staged(*COUNTING, "--owner-timeout", "2", "--no-access-log", app=COUNTERS, workers=3) as server:
+        options = (*COUNTING, "--owner-timeout", "2", "--no-access-log", "--drain-timeout", "1")
+        async with open_staged(*options, app=COUNTERS, workers=3) as server:
             load = Load(server.server.address)
             async with load.running(clients=6):
                 await load.progress()

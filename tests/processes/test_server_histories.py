@@ -298,7 +298,7 @@ class ServerHistories(RuleBasedStateMachine):
 @contextlib.contextmanager
 def one_server(*, deaths: int, restarts: int) -> Iterator[Counter[str]]:
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    arguments = ("tests.support.sticky_app:app", "--workers", str(WORKERS))
+    arguments = ("tests.support.sticky_app:app", "--workers", str(WORKERS), "--drain-timeout", "1")
     with running(*arguments, cwd=ROOT, env=environment) as process:
         ServerHistories.server = Server(process, deaths=deaths, restarts=restarts)
         ServerHistories.seen = Counter()

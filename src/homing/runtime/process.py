@@ -150,10 +150,10 @@ class Worker:
         self._stop_at = SYSTEM_CLOCK.monotonic() + seconds + STOP_AFTER_DRAIN_SECONDS
         self._send(Drain(seconds))
 
-    def stop_if_overdue(self) -> None:
-        """Tell it to stop, if it has drained for longer than it was to."""
-        if self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at:
-            self.stop()
+    @property
+    def overdue(self) -> bool:
+        """It has drained for longer than it was to, and was not told to stop."""
+        return self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

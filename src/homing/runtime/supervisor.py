@@ -202,7 +202,9 @@ class Supervisor(Multiprocess):
                 worker.close()
                 self._retiring.remove(worker)
                 continue
-            worker.stop_if_overdue()
+            if worker.overdue and worker.left is None:
+                logger.warning("worker [%d] stops; its sessions end with it", worker.pid)
+                worker.stop()
 
     def _add_slot(self) -> None:
         listener = self._listeners.take()
