@@ -38,6 +38,7 @@ from benchmarks.load import Load, Loader, LoaderError, build_loader
 
 SCHEMA: Final = 2
 MEMORY_SECONDS: Final = 1.0
+MAX_FAILED_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def arguments() -> argparse.Namespace:
         prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15, help="default 15; fewer give wide intervals")
-    parser.add_argument("--seconds", type=float, default=0.4, help="measured time of each cell (default 0.4)")
+    parser.add_argument("--seconds", type=float, default=0.35, help="measured time of each cell (default 0.35)")
     parser.add_argument("--setups", help=f"comma-separated, default all: {','.join(s.key for s in SETUPS)}")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where rounds.json and results.md go")
     parser.add_argument("--json", action="store_true", help="also print the rounds as JSON on stdout")
@@ -217,14 +218,21 @@ def main() -> int:
         "skipped": skipped,
         "rounds": [],
     }
-    failed = False
+    failed: list[str] = []
     try:
         loader = build_loader()
-        for number in range(options.rounds):
-            result["rounds"].append(run_round(loader, setups, number, options.rounds, options.seconds))
-    except (LoaderError, SetupError) as error:
+    except LoaderError as error:
         say(f"bench: {error}")
-        failed = True
+        return 1
+    for number in range(options.rounds):
+        try:
+            result["rounds"].append(run_round(loader, setups, number, options.rounds, options.seconds))
+        except (LoaderError, SetupError) as error:
+            failed.append(f"{number + 1}: {error}")
+            say(f"bench: round {failed[-1]}")
+            if len(failed) == MAX_FAILED_ROUNDS:
+                break
+    result["failed_rounds"] = failed
     if not result["rounds"]:
         return 1
     options.out.mkdir(parents=True, exist_ok=True)

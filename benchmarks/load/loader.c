@@ -502,7 +502,8 @@ static void run(void) {
         connections[i].due_at = begin + between * i / want.connections;
         if (!between) ask(i, 0);
     }
-    for (double t; (t = now()) < end;) {
+    /* A server that is slow beyond measure is measured until its first reply: nothing can be told of none. */
+    for (double t; (t = now()) < end || (!replies && t < end + REPLY_SECONDS);) {
         if (!started && t >= measured_from) {
             nlatencies = replies = errors = wrong = crossed = 0;
             cpu = cpu_of_servers();

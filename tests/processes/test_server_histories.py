@@ -350,7 +350,17 @@ def run(examples: int, steps: int, *, same: bool) -> None:
 def test_any_history_of_a_server_is_that_of_one_worker() -> None:
     with one_server(deaths=3, restarts=1) as seen:
         run(40, 30, same=True)
-    for what in ("used here", "used elsewhere", "ended", "gone", "died", "died in a handler", "paused", "restarted", "moved"):
+    for what in (
+        "used here",
+        "used elsewhere",
+        "ended",
+        "gone",
+        "died",
+        "died in a handler",
+        "paused",
+        "restarted",
+        "moved",
+    ):
         assert seen[what], f"{what!r} never happened: {seen}"
 
 
