@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import tempfile
 import time
@@ -313,6 +314,10 @@ async def _full_service(report: Report, load: Load, workers: Workers, journals: 
                 for at, wire in wires.items():
                     await _works(load, at, wire, wires)
     except (TimeoutError, AssertionError) as error:
+        for pid in workers.alive():
+            workers.signal(pid, signal.SIGUSR1)  # their log then says what they wait for
+        fates = {pid: workers.fates[pid] for pid in workers.alive()}
+        report.broken.append(f"recovery: at {time.monotonic()} there are {fates}, able {_ready(journals, workers)}")
         report.broken.append(f"recovery: not all workers serve {RECOVER_SECONDS} s after the last fault: {error!r}")
     report.full_service_seconds = time.monotonic() - last_fault
 
