@@ -68,13 +68,17 @@ class Leave:
             await asyncio.sleep(LOOK_SECONDS)
         return self.sessions
 
-    async def end(self) -> None:
-        """Before the server closes what is idle: what can move has moved, and whoever is just connecting is heard."""
+    async def end(self, *, in_a_hurry: bool) -> None:
+        """Before the server closes what is idle: what can move has moved, and whoever is just connecting is heard.
+
+        Args:
+            in_a_hurry: The worker was told to stop, and so was its server perhaps: nobody waits for silent clients.
+        """
         self._send_away(all_idle=True)
-        if self._began is None:
+        if in_a_hurry:
             return
-        # Whoever stops without a drain was told to, and its server may be stopping: nobody waits for silent clients then.
-        until = self._began + FIRST_REQUEST_SECONDS
+        # One that has drained has accepted nothing since; one that was to serve so many requests stops just now.
+        until = (time.monotonic() if self._began is None else self._began) + FIRST_REQUEST_SECONDS
         while time.monotonic() < until and not self._all_heard():
             await asyncio.sleep(LOOK_SECONDS)
             self._send_away(all_idle=True)

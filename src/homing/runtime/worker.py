@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
+from types import FrameType
 from typing import Final
 
 from uvicorn.config import STARTUP_FAILURE
@@ -57,6 +58,7 @@ class HomingServer(Server):
         self._accepting: Accepting | None = None
         self._leave: Leave | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._signalled = False
 
     def run(self, sockets: list[socket] | None = None) -> None:
         self.config.check_loop()
@@ -97,13 +99,17 @@ class HomingServer(Server):
         if self._accepting is not None:
             await self._accepting.aclose()
         if self._leave is not None:
-            await self._leave.end()
+            await self._leave.end(in_a_hurry=self._signalled)
         # Before the server goes through its connections: one that comes here later would be cut off with no word.
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
         if self._publisher is not None:
             await self._publisher.aclose()
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        super().handle_exit(sig, frame)
 
     def drain(self, seconds: float) -> None:
         """Begin no more sessions, go on with those that are here until they end, at most so long, and exit. In the event loop."""
