@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, play, ref_of
 
+from homing.web.chromium.browser import kind_of
 from homing.web.errors import (
     BrowserLostError,
     InvalidActionError,
@@ -452,6 +453,43 @@ def test_a_killed_driver_loses_its_sessions_and_is_replaced() -> None:
         assert (await world.seed("t", "/form")).title == "Form"
 
     play({"/form": FORM}, script)
+
+
+def test_a_stopped_driver_is_ended_and_replaced_for_the_next_session() -> None:
+    import os
+    import signal
+
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/form")
+        driver = world.provider._driver
+        assert driver is not None
+        assert driver.process is not None
+        processes = [driver.process, *world.browser_processes()]
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        assert (await world.seed("t", "/form")).title == "Form"
+        assert await world.manager.close_session("s")
+        assert not [each for each in processes if is_running(each)]
+
+    play({"/form": FORM}, script, acquire_seconds=20.0)
+
+
+def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_wait_for_it_in_turn() -> None:
+    import os
+    import signal
+
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/form")
+        browser = world.provider._browsers[0]
+        zygotes = [each for each in world.browser_processes() if kind_of(each) == "zygote"]
+        assert zygotes
+        for zygote in zygotes:
+            os.kill(zygote.pid, signal.SIGSTOP)
+        seeds = await asyncio.gather(*(world.seed(f"t{n}", "/form") for n in range(3)))
+        assert [seed.title for seed in seeds] == ["Form"] * 3
+        assert await world.manager.close_session("s")
+        assert world.provider.launched == 2
+
+    play({"/form": FORM}, script, acquire_seconds=20.0)
 
 
 def test_a_session_with_a_browser_of_its_own_takes_it_along() -> None:

@@ -43,6 +43,8 @@ VIEWPORT: Final = (1280, 720)
 _FOLDER_PREFIX: Final = "homing-web-"
 _INTERRUPT_SECONDS: Final = 0.5
 _REFILL_SECONDS: Final = 5.0
+_HELD_SECONDS: Final = 0.5
+"""For so long a signal may hold the driver before it is taken for lost."""
 _MEASURED_EVERY: Final = 10
 """A browser's memory is looked at after so many sessions: it takes some milliseconds."""
 
@@ -257,7 +259,7 @@ class LocalProvider:
     def _ready(self) -> LocalHeld | None:
         while self._warm:
             held = self._warm.popleft()
-            if held.browser.is_running and not held.browser.is_retired and held.context.has_page:
+            if held.browser.is_usable and not held.browser.is_retired and held.context.has_page:
                 return held
             held.browser.leases -= 1
         return None
@@ -299,6 +301,7 @@ class LocalProvider:
     async def _browser(self) -> Browser:
         """A browser with room for one more, counted in already."""
         async with self._starting:
+            await self._end_lost_driver()
             if self.settings.isolation == "context":
                 for browser in list(self._browsers):
                     if browser.is_retired:
@@ -306,34 +309,47 @@ class LocalProvider:
                     if not browser.is_running:
                         await self._retire(browser, now=True)
                         continue
-                    if browser.served >= self.settings.sessions_per_browser:
+                    if browser.served >= self.settings.sessions_per_browser or not browser.is_usable:
                         await self._retire(browser)
                         continue
                     browser.leases += 1
                     return browser
-            if self._driver is not None and not self._driver.is_running:
-                with contextlib.suppress(RuntimeError):
-                    await self._driver.aclose()
-                self._driver = None
             assert self._folder is not None
             assert self.binary is not None
             assert self.gateway is not None
             if self._driver is None:
                 self._driver = await Driver.start(self._folder)
-            browser = await Browser.launch(
-                self._driver,
-                Launch(
-                    self.binary,
-                    self._folder,
-                    proxy=self.gateway.address,
-                    bypass=tuple(origin.partition("://")[2] for origin in sorted(self.rules.origins)),
-                    flags=self.settings.flags,
-                ),
+            launch = Launch(
+                self.binary,
+                self._folder,
+                proxy=self.gateway.address,
+                bypass=tuple(origin.partition("://")[2] for origin in sorted(self.rules.origins)),
+                flags=self.settings.flags,
             )
+            try:
+                browser = await Browser.launch(self._driver, launch)
+            except BrowserStartError:
+                if not await self._driver.answers():
+                    await self._end_driver()  # else it would fail the next one too
+                raise
             self.launched += 1
             browser.leases += 1
             self._browsers.append(browser)
             return browser
+
+    async def _end_lost_driver(self) -> None:
+        """A driver that is gone, or that a signal holds, speaks to no browser of its own: all of them go with it."""
+        if self._driver is not None and self._driver.is_held:
+            await asyncio.sleep(_HELD_SECONDS)
+        if self._driver is not None and (self._driver.is_held or not self._driver.is_running):
+            await self._end_driver()
+
+    async def _end_driver(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            logger.warning("the browser driver does not answer and is ended, with its browsers")
+            with contextlib.suppress(RuntimeError):
+                await driver.aclose()
 
     async def _retire(self, browser: Browser, *, now: bool = False) -> None:
         """Give a browser no more sessions, and end it when it has none, or now."""
