@@ -38,6 +38,7 @@ from homing.web.processes import (
     memory_of,
     remove_folder,
 )
+from homing.web.worker_folder import forget_leader, note_leader
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser as PlaywrightBrowser
@@ -138,6 +139,8 @@ class Browser:
                 browser = cls(driver, playwright, cdp, folder)
                 pids = await browser._pids("browser")
                 browser.process = next(iter(pids), None)
+                if browser.process is not None:
+                    await asyncio.to_thread(note_leader, launch.folder, browser.process)
         except BaseException as error:
             with contextlib.suppress(Exception):
                 if playwright is not None:
@@ -232,13 +235,13 @@ class Browser:
     async def _end_stopped_strangers(self) -> None:
         """Renderers that are held by a signal and are no known context's: of a page that moved to another site. Pages
         that are closed leave such a one behind, and it would be there for ever."""
-        if self.process is None:
-            return
-        strangers = [
-            each
-            for each in await asyncio.to_thread(led_by, self.process)
-            if each not in self._known and is_stopped(each) and kind_of(each) == "renderer"
-        ]
+        try:
+            # Asked of the browser: a look at every process of the machine costs more than the context's close.
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                renderers = await self._renderers()
+        except Exception:
+            return  # it does not answer, and is ended for that
+        strangers = [each for each in renderers if each not in self._known and is_stopped(each)]
         if strangers:
             await asyncio.to_thread(end, strangers, _KILL_SECONDS)
 
@@ -277,6 +280,8 @@ class Browser:
         # What came into being meanwhile is in the session too.
         left = await asyncio.to_thread(end, {*processes, *self._processes()}, _KILL_SECONDS)
         await asyncio.to_thread(remove_folder, self.folder)
+        if self.process is not None and not left:
+            await asyncio.to_thread(forget_leader, self.folder.parent, self.process)
         if left:
             raise RuntimeError(f"{len(left)} processes of a browser cannot be ended")
 

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import logging
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from homing.errors import ConfigurationError
-from homing.web.base import BrowserHandle, BrowserSpec, ProcessMark
+from homing.web.base import BrowserHandle, BrowserSpec
 from homing.web.chromium.binary import Binary, find_binary
 from homing.web.chromium.browser import Browser, Launch
 from homing.web.chromium.context import Context
@@ -34,13 +33,20 @@ from homing.web.chromium.gateway import Gateway
 from homing.web.chromium.held import Held
 from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import BrowserStartError
-from homing.web.processes import end, end_orphans, is_running, left_of, owner_mark, remove_folder
+from homing.web.processes import (
+    end,
+    end_orphans,
+    left_of,
+    owner_mark,
+    remove_folder,
+    remove_folders_of_the_dead,
+)
 from homing.web.tasks import Tasks
+from homing.web.worker_folder import make_worker_folder
 
 logger = logging.getLogger(__name__)
 
 VIEWPORT: Final = (1280, 720)
-_FOLDER_PREFIX: Final = "homing-web-"
 _INTERRUPT_SECONDS: Final = 0.5
 _REFILL_SECONDS: Final = 5.0
 _HELD_SECONDS: Final = 0.5
@@ -141,7 +147,8 @@ class LocalProvider:
             self.binary = await asyncio.to_thread(find_binary, self.settings.executable)
         await asyncio.to_thread(end_orphans)
         if self._folder is None:
-            self._folder = await asyncio.to_thread(_make_folder)
+            await asyncio.to_thread(remove_folders_of_the_dead)
+            self._folder = await asyncio.to_thread(make_worker_folder, owner_mark())
         if self.gateway is None:
             origins = frozenset(self._origins())
             self.rules = NavigationRules(self.rules.origins | origins, self.rules.private)
@@ -417,20 +424,3 @@ class LocalProvider:
 
 def _failed(task: asyncio.Task[None]) -> bool:
     return task.cancelled() or task.exception() is not None
-
-
-def _make_folder() -> Path:
-    """A folder for this worker's browsers, named by its mark; those of dead workers are removed."""
-    root = Path(tempfile.gettempdir())
-    here = owner_mark()
-    namespace = here.partition(".")[0]
-    for folder in root.glob(f"{_FOLDER_PREFIX}{namespace}.*"):
-        parts = folder.name.removeprefix(_FOLDER_PREFIX).split(".")
-        if len(parts) == 4 and parts[1].isdigit() and parts[2].isdigit() and _is_dead(int(parts[1]), int(parts[2])):
-            with contextlib.suppress(OSError):
-                remove_folder(folder)
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{here}.", dir=root))
-
-
-def _is_dead(pid: int, started: int) -> bool:
-    return not is_running(ProcessMark(pid, started))
