@@ -89,6 +89,7 @@ class Report:
     def json(self) -> dict[str, Any]:
         """For machines; `benchmarks/web/faults.py` makes the page of it."""
         told = {each.name: getattr(self, each.name) for each in fields(self)}
+        told |= {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in told.items()}
 
     def lines(self) -> list[str]:

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, play, ref_of
+from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, Site, play, ref_of
 
 from homing.web.chromium.browser import kind_of
+from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import (
     BrowserLostError,
     InvalidActionError,
@@ -479,7 +480,6 @@ def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_w
 
     async def script(world: ChromiumWorld) -> None:
         await world.seed("s", "/form")
-        browser = world.provider._browsers[0]
         zygotes = [each for each in world.browser_processes() if kind_of(each) == "zygote"]
         assert zygotes
         for zygote in zygotes:
@@ -631,3 +631,38 @@ def test_what_a_page_says_is_text_in_the_replay(tmp_path: Path) -> None:
         json.loads((tmp_path / find_recording(tmp_path, "s").tag / "session.json").read_text())["task"]["task_id"]
         == "/evil"
     )
+
+
+def test_a_frame_of_another_origin_is_named_not_read_and_is_reached_by_coordinates() -> None:
+    inside = "<title>In</title><body style='margin:0'><button style='width:200px;height:100px' onclick='parent.postMessage(1,\"*\")'>Pay</button>"
+    other = Site({"/inside": inside})
+
+    async def script(world: ChromiumWorld) -> None:
+        world.site.pages["/page"] = (
+            "<title>Out</title><body style='margin:0'><script>onmessage = () => { document.title = 'paid'; }</script>"
+            f"<iframe title='pay here' src='{other.origin}/inside' width=300 height=150></iframe>"
+        )
+        seen = await world.seed("s", "/page", observation_profile="layout,screenshot=jpeg")
+        lines = seen.axtree.splitlines()
+        (frame,) = [line for line in lines if "] iframe" in line or "pay here" in line]
+        assert f"{other.origin}/inside" in frame
+        assert any("another origin's frame: not shown" in line for line in lines)
+        assert "Pay" not in seen.axtree.replace("pay here", "")
+        assert seen.screenshot is not None  # which shows it
+        x, y = (int(each) for each in re.search(r"(\d+),(\d+),\d+,\d+", frame).groups())  # type: ignore[union-attr]
+        result = await world.step("s", {"action": "mouse_click", "x": x + 100, "y": y + 50})
+        for _ in range(100):
+            if result.observation.title == "paid":
+                break
+            result = await world.step("s", {"action": "noop", "milliseconds": 50})
+        assert result.observation.title == "paid"
+
+    async def around(world: ChromiumWorld) -> None:
+        await other.start()
+        try:
+            await script(world)
+        finally:
+            await other.aclose()
+
+    rules = NavigationRules(private=True)
+    play({"/page": ""}, around, rules=rules)

@@ -367,7 +367,10 @@ class LocalProvider:
             self._tasks.spawn(browser.aclose(), "close retired browser")
 
     def _plan_refill(self) -> None:
+        # From half on: seeds that come together find what is ready, and do not wait for what is made for later ones.
         if self._closed or self.settings.isolation != "context" or not self.settings.warm:
+            return
+        if len(self._warm) > self.settings.warm // 2:
             return
         if self._refill is None or self._refill.done():
             self._refill = self._tasks.spawn(self._refill_warm(), "make contexts ready")
