@@ -55,6 +55,20 @@ def test_a_trace_whose_browser_died_is_told_as_failed_and_the_pictures_are_there
     play({"/page": PAGE}, script, recordings=tmp_path)
 
 
+def test_a_trace_that_cannot_be_written_holds_up_no_close(tmp_path: Path) -> None:
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/page", runtime_profile="trace")
+        await world.click("s", "Go")
+        folder = world.manager._get("s").recording.folder
+        assert folder is not None
+        folder.rename(tmp_path / "moved away")
+        folder.write_text("in the way")
+        assert await world.manager.close_session("s")
+        assert any(each.status == "failed" for each in await world.manager.recording_artifacts("s"))
+
+    play({"/page": PAGE}, script, recordings=tmp_path)
+
+
 def test_a_trace_ends_after_its_last_step_and_one_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
     async def script(world: ChromiumWorld) -> None:
         await world.seed("a", "/page")
