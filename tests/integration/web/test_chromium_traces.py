@@ -12,6 +12,7 @@ from homing.web.chromium.assembly import ChromiumAssembly
 from homing.web.chromium.trace import Trace
 from homing.web.errors import BenchmarkPreconditionError, WebError
 from homing.web.recording import TRACE_FILE
+from homing.web.replay import find_recording, replay_page
 
 PAGE = "<title>Traced</title><button onclick='document.title = \"clicked\"'>Go</button>"
 
@@ -35,6 +36,8 @@ def test_a_session_that_asks_for_a_trace_has_one_once_it_is_closed_and_another_h
         assert not [each for each in await world.manager.recording_artifacts("plain") if TRACE_FILE in each.uri]
 
     play({"/page": PAGE}, script, recordings=tmp_path)
+    assert "playwright show-trace" in replay_page(find_recording(tmp_path, "traced"))
+    assert "playwright show-trace" not in replay_page(find_recording(tmp_path, "plain"))
 
 
 def test_a_trace_whose_browser_died_is_told_as_failed_and_the_pictures_are_there(tmp_path: Path) -> None:
