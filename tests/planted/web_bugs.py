@@ -90,7 +90,7 @@ WEB_BUGS: Final = (
     Bug(
         "a reset that failed leaves the session to be used",
         "P2",
-        (Change(f"{_WEB}/manager.py", "always=True, spared=CapacityError", "spared=CapacityError"),),
+        (Change(f"{_WEB}/operations.py", "always=True, spared=CapacityError", "spared=CapacityError"),),
         (_MACHINE,),
     ),
     Bug(
@@ -139,7 +139,7 @@ WEB_BUGS: Final = (
         "another's close token is as good as one's own",
         "P1",
         (Change(f"{_WEB}/control.py", "elif not hmac.compare_digest(record.token_digest, digest):", "elif False:"),),
-        (f"{_HTTP}::test_the_error_table",),
+        (f"{_HTTP}::test_seeds_of_one_identity_share_one_session_and_another_payload_is_a_conflict",),
     ),
     Bug(
         "a client that leaves before it knows its session leaves the session",
