@@ -35,6 +35,7 @@ def sweep(worker: Worker) -> None:
     for session_id in worker.lifetimes.sweep():
         worker.owners.release(session_id)
     worker.path_keys.settle(worker.owners.mine)
+    worker.count_sessions()
     # What could not be removed when it was released (a full disk, no descriptors) is tried again.
     for owners in (worker.owners, worker.path_keys.owners):
         if pending := owners.release_pending():
