@@ -48,7 +48,7 @@ def is_spread(counts: Counter[int], workers: int) -> bool:
     return max(had) <= mean + 2 and min(had) >= mean - 2
 
 
-@pytest.mark.parametrize("place", ["balanced", "fewest"])
+@pytest.mark.parametrize("place", ["balanced", pytest.param("fewest", marks=pytest.mark.long)])
 def test_sessions_spread_over_the_workers_however_they_arrive(place: str) -> None:
     with serving(place, 4) as port:
         for arrival in ARRIVALS:
