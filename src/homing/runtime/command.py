@@ -173,9 +173,9 @@ def own_options() -> list[OwnOption]:
             ["--place"],
             type=click.Choice(POLICIES),
             default="balanced",
-            show_default=True,
             help="Where a declared start runs: where it arrived unless that worker has more than its share of sessions "
-            "(balanced), at the worker with the fewest (fewest), always where it arrived (accepting), or anywhere (random).",
+            "(balanced), at the worker with the fewest (fewest), always where it arrived (accepting), or anywhere (random). "
+            "[default: balanced]",
         ),
         OwnOption(
             ["--max-sessions", "sessions_at_once"],

@@ -25,7 +25,7 @@ PAGE = REFERENCE / "options.md"
 
 def row(option: click.Option) -> str:
     """The line of the table for one option, made from its declaration."""
-    metavar = option.metavar or ("adopt/refuse" if isinstance(option.type, click.Choice) else "")
+    metavar = option.metavar or ("/".join(option.type.choices) if isinstance(option.type, click.Choice) else "")
     text, _, default = (option.help or "").removesuffix("]").partition(" [default: ")
     if not default:
         is_number = isinstance(option.default, int | float) and not option.is_flag
