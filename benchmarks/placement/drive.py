@@ -62,8 +62,7 @@ async def _alone(port: int, method: str, path: str) -> dict[str, Any]:
 async def _starts(port: int, arrival: str, count: int) -> list[dict[str, Any]]:
     started: list[dict[str, Any]] = []
     if arrival == "slow":
-        for _ in range(count):
-            started.append(await _alone(port, "POST", "/sessions"))
+        started += [await _alone(port, "POST", "/sessions") for _ in range(count)]
     elif arrival == "burst":
         while len(started) < count:
             many = min(BURST, count - len(started))
