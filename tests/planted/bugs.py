@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.planted.bug import Bug, Change
 from tests.planted.episode_bugs import EPISODE_BUGS
+from tests.planted.placement_bugs import PLACEMENT_BUGS
 from tests.planted.web_bugs import WEB_BUGS
 
 __all__ = ["BUGS", "Bug", "Change"]
@@ -275,5 +276,6 @@ BUGS: Final = (
         (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
     ),
     *EPISODE_BUGS,
+    *PLACEMENT_BUGS,
     *WEB_BUGS,
 )

@@ -1,6 +1,6 @@
 """Where new sessions begin on whole servers: how they spread, and that each is at one worker whatever happens on the way.
 
-Not here: the choice itself (`tests/unit/placement`), and the limit of sessions and its queue (`test_session_limit.py`).
+Not here: how well they spread (`test_placement_spread.py`), the choice itself (`tests/unit/placement`), and the limit of sessions and its queue (`test_session_limit.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-from benchmarks.placement.drive import ARRIVALS, serving, spread
 from tests.support.raw import WebSocketWire, Wire
 from tests.support.raw import request as raw_request
 from tests.support.recorder import note, read_body, respond, wait
@@ -46,23 +44,6 @@ def is_spread(counts: Counter[int], workers: int) -> bool:
     had = [*counts.values(), *[0] * (workers - len(counts))]
     mean = sum(had) / workers
     return max(had) <= mean + 2 and min(had) >= mean - 2
-
-
-@pytest.mark.parametrize("place", ["balanced", pytest.param("fewest", marks=pytest.mark.long)])
-def test_sessions_spread_over_the_workers_however_they_arrive(place: str) -> None:
-    with serving(place, 4) as port:
-        for arrival in ARRIVALS:
-            counts = asyncio.run(spread(port, arrival, 48))
-            assert is_spread(counts, 4), (arrival, counts)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", [2, 4, 8])
-def test_at_a_hundred_sessions_per_worker_the_busiest_has_at_most_1_1_times_the_mean(workers: int) -> None:
-    with serving("balanced", workers) as port:
-        for arrival in ARRIVALS:
-            counts = asyncio.run(spread(port, arrival, 100 * workers))
-            assert max(counts.values()) <= 110, (arrival, counts)
 
 
 def test_accepting_leaves_every_session_where_its_connection_is() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.support.running import ROOT, environment
+from tests.support.small_disk import small_memory_disk
 
 from homing.errors import RunDirectoryError
 from homing.placement import Placement, PlacementOptions
-from homing.placement.board import BOARD_BYTES, DRAINS, SESSIONS, SLOTS, Board
+from homing.placement.board import DRAINS, SESSIONS, SLOTS, Board
 from homing.rundir import BOARD_NAME, RunDirectory, new_worker_id
 from homing.types import WorkerId
 
@@ -123,19 +123,9 @@ def test_more_workers_than_rows_begin_sessions_where_they_arrive(directory: RunD
 
 
 def test_a_full_file_system_is_an_error_as_the_board_is_opened_and_no_signal_later(tmp_path: Path) -> None:
-    mount, umount = shutil.which("mount"), shutil.which("umount")
-    if os.geteuid() != 0 or mount is None or umount is None:
-        pytest.skip("only root mounts a small file system")
-    place = tmp_path / "small"
-    place.mkdir(mode=0o700)
-    if subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(place)], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        with RunDirectory.open(str(place)) as directory:
-            identifier = new_worker_id()
-            with directory.hold_life(identifier) and ExitStack():
-                assert BOARD_BYTES > 64 * 1024
-                with pytest.raises(RunDirectoryError, match=f"{BOARD_NAME} cannot be used: No space left"):
-                    Board(directory, identifier, "")
-    finally:
-        subprocess.run([umount, str(place)], check=True)
+    with (
+        small_memory_disk(tmp_path / "small", 64) as place,
+        RunDirectory.open(str(place)) as directory,
+        pytest.raises(RunDirectoryError, match=f"{BOARD_NAME} cannot be used: No space left"),
+    ):
+        Board(directory, new_worker_id(), "")
