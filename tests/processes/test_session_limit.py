@@ -90,6 +90,13 @@ def test_there_are_never_more_sessions_than_the_limit_and_ended_and_dead_ones_do
 
             await flood(6)
             assert len(live) == limit
+            # One that has ended does not begin anew without room either, where its worker still knows it.
+            again = min(live)
+            assert (await post(wires[next(iter(wires))], again, case, "/end")).status == 200
+            del live[again]
+            await flood(2)
+            assert len(live) == limit
+            assert is_refused(await post(wires[next(iter(wires))], again, case))
             # A start of a session that is there, and any other request, is refused by no limit.
             for session in live:
                 for path in ("/start", "/step"):

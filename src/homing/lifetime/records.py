@@ -152,6 +152,11 @@ class ResourcesSessionLifetimes:
                 dropped.append(kept.key)
         return dropped
 
+    def has_ended(self, session_id: str) -> bool:
+        """Whether the session is kept here although it is closed."""
+        kept = self._deadlines.get(session_id)
+        return kept is not None and kept.state is _State.CLOSED
+
     def count_ended(self) -> int:
         """How many of the sessions kept are not open: there is nothing left of them but the way to their worker."""
         return self._closed

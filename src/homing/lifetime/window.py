@@ -256,6 +256,11 @@ class IdleLifetimes:
                 dropped.append(kept.key)
         return dropped
 
+    def has_ended(self, session_id: str) -> bool:
+        """Whether the session is kept here although it has ended."""
+        kept = self._kept.get(session_id)
+        return kept is not None and kept.state is _ENDED
+
     def count_ended(self) -> int:
         """How many of the sessions kept have ended: there is nothing left of them but the way to their worker."""
         return self._ended

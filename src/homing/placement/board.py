@@ -85,7 +85,7 @@ class Other:
         return int(self._numbers[self._at + number])
 
     def sent_to(self, slot: int) -> int:
-        return int(self._shorts[self.slot * _ROW_SHORTS + _SENT_AT + slot]) if self[SENT] else 0
+        return int(self._shorts[self.slot * _ROW_SHORTS + _SENT_AT + slot])
 
     def silent_seconds(self) -> float:
         """For how long its event loop has not run its beat, beyond the time that it has for it."""

@@ -19,6 +19,7 @@ from homing.placement.board import (
     DRAINS,
     IN_FLIGHT,
     LAG,
+    SENT,
     SESSIONS,
     STUCK_SECONDS,
     Board,
@@ -177,12 +178,20 @@ class Placement:
     def choose(self) -> Other | None:
         """The worker that a start which arrived here is to run at; None: this one."""
         others = list(self.board.others())
-        slot = choose(self.options.place, self._here(others), [self._standing(o, others) for o in others], self._chance)
+        here, *theirs = self._standings(others)
+        slot = choose(self.options.place, here, theirs, self._chance)
         return None if slot is None else next(each for each in others if each.slot == slot)
 
-    def _here(self, others: list[Other]) -> Standing:
+    def _standings(self, others: list[Other]) -> Iterator[Standing]:
+        """This worker, then the others in their order."""
+        senders = [each for each in others if each[SENT]]
+        yield self._here(senders)
+        for each in others:
+            yield self._standing(each, senders)
+
+    def _here(self, senders: list[Other]) -> Standing:
         board = self.board
-        sessions = self._live + sum(each.sent_to(board.slot) for each in others)
+        sessions = self._live + sum(each.sent_to(board.slot) for each in senders)
         return Standing(
             board.slot,
             sessions,
@@ -191,10 +200,8 @@ class Placement:
             takes=not board[DRAINS] and self._below_limit(sessions),
         )
 
-    def _standing(self, other: Other, others: list[Other]) -> Standing:
-        on_their_way = self.board.sent_to(other.slot) + sum(
-            each.sent_to(other.slot) for each in others if each is not other
-        )
+    def _standing(self, other: Other, senders: list[Other]) -> Standing:
+        on_their_way = self.board.sent_to(other.slot) + sum(each.sent_to(other.slot) for each in senders)
         sessions = other[SESSIONS] + on_their_way
         silent = other.silent_seconds()
         return Standing(
@@ -232,13 +239,7 @@ class Placement:
         return self.permits is None or self.permits.any_free()
 
     def _has_room(self) -> bool:
-        return self.has_permit() and any(each.takes for each in self._standings())
-
-    def _standings(self) -> Iterator[Standing]:
-        others = list(self.board.others())
-        yield self._here(others)
-        for each in others:
-            yield self._standing(each, others)
+        return self.has_permit() and any(each.takes for each in self._standings(list(self.board.others())))
 
     def close(self) -> None:
         self._stack.close()

@@ -84,7 +84,8 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
         SessionMovingError: the session is fenced.
     """
     session_id = named.session_id
-    if session_id is None or named.start_path_key is not None:
+    # A start may have to wait where there is a limit; one of a session that has ended counts as a new one.
+    if session_id is None or named.start_path_key is not None or (named.start and worker.placement is not None):
         return None
     entry = worker.owners.try_enter(session_id)
     return None if entry is None else RoutedRequest(worker, named, session_id, entry)
@@ -199,6 +200,7 @@ class Routing:
         unowned = Unowned.ACQUIRE if self._policy.adopts or self._named.start else Unowned.REFUSE
         for _ in range(looks):
             if owners.mine(session_id):
+                begins_anew = self._begins_anew(session_id)
                 try:
                     self._bind_path_key(session_id)
                     request = RoutedRequest(worker, self._named, session_id)
@@ -206,6 +208,9 @@ class Routing:
                 except NotHereError:
                     pass
                 else:
+                    if begins_anew:
+                        # It has ended until its reply says otherwise, and takes a place all the while.
+                        request.take_place(_nothing)
                     return request
             decision = decide(
                 owner=owners.owner(session_id),
@@ -241,6 +246,14 @@ class Routing:
                 case _:
                     assert_never(decision)
         raise SessionMovingError(f"session {session_tag(session_id)} was nowhere that it was looked for")
+
+    def _begins_anew(self, session_id: SessionId) -> bool:
+        """Whether a start finds its session ended, in its close retry window: then it is a new one, for the limit."""
+        worker = self._worker
+        if worker.placement is None or not self._named.start or not worker.has_ended(session_id):
+            return False
+        self._check_limit()
+        return True
 
     def _acquire(self, request: RoutedRequest, session_id: SessionId) -> WorkerId | None:
         """Acquire the session, and its path key, and enter it: one block without an await.

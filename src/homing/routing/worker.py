@@ -253,6 +253,11 @@ class Worker:
         count = getattr(self.lifetimes, "count_ended", None)
         return 0 if count is None else int(count())
 
+    def has_ended(self, session_id: str) -> bool:
+        """Whether a session of this worker has ended, and is in its close retry window."""
+        ended = getattr(self.lifetimes, "has_ended", None)
+        return ended is not None and bool(ended(session_id))
+
     def count_live(self) -> int:
         """How many sessions of this worker have not ended, starts under way whose sessions have no ID yet among them."""
         return len(self.owners) + self.starting - self.count_ended()
