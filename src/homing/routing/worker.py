@@ -29,8 +29,10 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.path_keys import PathKeys
+from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
 from homing.types import PATH, SESSION, ASGIApp, WorkerId
@@ -81,6 +83,9 @@ class Worker:
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
+        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
+        queued: How long starts waited for a place.
+        went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -101,6 +106,11 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
+        self.placed: Counter[str] = Counter()
+        self.queued = Histogram()
+        self.went_idle: set[str] = set()
+        if hasattr(lifetimes, "on_idle"):
+            lifetimes.on_idle = self.went_idle.add
         self.drained = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
@@ -157,6 +167,7 @@ class Worker:
                     state=state,
                     context=context,
                     on_ask=self._asked,
+                    on_show=lambda limit: shown(self, limit),
                 )
             )
             self._stack.push_async_callback(self.forwarder.aclose)
@@ -234,6 +245,11 @@ class Worker:
         """How many of this worker's sessions have ended, and are in their close retry window."""
         count = getattr(self.lifetimes, "count_ended", None)
         return 0 if count is None else int(count())
+
+    @property
+    def not_mine(self) -> int:
+        """How many requests this worker has sent back to another worker, since the session was not here."""
+        return 0 if self._receiver is None else self._receiver.counters.not_mine
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
