@@ -112,6 +112,7 @@ class Worker:
         if hasattr(lifetimes, "on_idle"):
             lifetimes.on_idle = self.went_idle.add
         self.drained = False
+        self._closed = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
         self._owner_timeout_seconds = owner_timeout_seconds
@@ -132,7 +133,7 @@ class Worker:
                 run_directory=self.run_directory,
             )
             self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
-            self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+            self.forwarder = _forwarder(socket_dir, owner_timeout_seconds)
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
 
@@ -180,7 +181,7 @@ class Worker:
             await self.aclose()
             raise
         _current = self
-        logger.info("worker %s [%d] serves", self.id, os.getpid())
+        self._say("serves")
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
 
@@ -189,6 +190,7 @@ class Worker:
 
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
+        self._say("drains")
         self._mark("drained")
         deadline = self._drain_until()
         # Marks are files that other processes make: there is no event to wait for.
@@ -239,7 +241,17 @@ class Worker:
         global _current  # noqa: PLW0603
         if _current is self:
             _current = None
+        if self._receiver is not None and not self._closed:
+            self._closed = True
+            self._say("stops")
         await self._stack.aclose()
+
+    def _say(self, what: str) -> None:
+        """One line for each event of a worker's life."""
+        sessions = len(self.owners)
+        fields = {"event": f"worker_{what}", "worker": self.id, "pid": os.getpid(), "sessions": sessions}
+        lost = f"; {sessions} sessions end with it" if what == "stops" and sessions else ""
+        logger.info("worker %s [%d] %s%s", self.id, os.getpid(), what, lost, extra=fields)
 
     def count_ended(self) -> int:
         """How many of this worker's sessions have ended, and are in their close retry window."""
@@ -274,6 +286,17 @@ class Worker:
 def fresh_worker_id() -> tuple[WorkerId, int]:
     """A worker ID and the process it is for: a fork must make its own."""
     return new_worker_id(), os.getpid()
+
+
+def _forwarder(socket_dir: str, owner_timeout_seconds: float) -> Forwarder:
+    """A forwarder; one that also makes spans where OpenTelemetry's API is installed, which is looked for this once."""
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError:
+        return Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+    from homing.routing.spans import TracingForwarder
+
+    return TracingForwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -7,7 +7,6 @@ Not here: who serves them (`homing.runtime`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -135,9 +134,8 @@ def _counters(rows: Iterable[Figures]) -> Iterator[Metric]:
 
 def _histograms(rows: Iterable[Figures]) -> Iterator[Metric]:
     from prometheus_client.metrics_core import HistogramMetricFamily
-    from prometheus_client.utils import floatToGoString
 
-    bounds = [floatToGoString(bound) for bound in (*BOUNDS_SECONDS, math.inf)]
+    bounds = [*map(str, BOUNDS_SECONDS), "+Inf"]
     for name, says, read in _HISTOGRAMS:
         histogram = HistogramMetricFamily(name, says, labels=["worker"])
         for figures in rows:
@@ -152,16 +150,27 @@ def _histograms(rows: Iterable[Figures]) -> Iterator[Metric]:
         yield histogram
 
 
+def check_prometheus() -> None:
+    """See that what makes the metrics is installed.
+
+    Raises:
+        ConfigurationError: prometheus-client is not installed.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError("metrics need prometheus-client: pip install 'homing[metrics]'") from error
+
+
 def metrics_registry(socket_dir: str, is_dead: IsDead) -> CollectorRegistry:
     """A registry with this server's metrics and nothing else.
 
     Raises:
         ConfigurationError: prometheus-client is not installed.
     """
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError as error:
-        raise ConfigurationError("metrics need prometheus-client: pip install 'homing[metrics]'") from error
+    check_prometheus()
+    from prometheus_client import CollectorRegistry
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ServerCollector(socket_dir, is_dead))
     return registry
