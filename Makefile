@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench model clean demo-rl
+.PHONY: bench-instructions setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench model clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
@@ -96,6 +96,10 @@ bench: setup
 	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS)
 	$(PYTHON) -m benchmarks.rl.run --rounds $(ROUNDS)
+
+# Instructions of a local hit with and without what watches it; as good on a busy machine. Needs valgrind.
+bench-instructions: setup
+	$(PYTHON) -m benchmarks.instructions.run
 
 # The ownership protocol as models: minutes, two searches at once of up to 4 GB each. RUNS= names some of them.
 RUNS :=

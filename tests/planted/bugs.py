@@ -73,6 +73,8 @@ BUGS: Final = (
                 f"{_DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"
+                "        if why is not None:\n"
+                "            self._end(entry, why)\n"
                 "        self._remove(entry)\n",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ APP = (
     "--end",
     "DELETE /sessions/{session}",
 )
-LOOKS = 60
+LOOK_SECONDS = 60.0
 
 
 def homing(*arguments: str, env: dict[str, str | None]) -> subprocess.CompletedProcess[str]:
@@ -72,12 +73,12 @@ def documents(place: dict[str, str | None], *name: str) -> list[dict[str, Any]]:
 
 
 def until(look: Any, true: Any) -> Any:
-    """Rows are written once a second: look until what is awaited is there. Each look takes a process, so nothing spins."""
-    for _ in range(LOOKS):
-        found = look()
-        if true(found):
-            return found
-    raise AssertionError(found)
+    """Rows are written once a second, and nothing tells of it: look until what is awaited is there."""
+    deadline, pause = time.monotonic() + LOOK_SECONDS, threading.Event()
+    while not true(found := look()):
+        assert time.monotonic() < deadline, found
+        pause.wait(0.1)
+    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,138 @@
+"""Counts the instructions of a local hit with and without what watches it, under callgrind; writes `rounds.json` and `results.md`.
+
+`question.md` says what is measured and why. Instructions do not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine
+from benchmarks.instructions.loop import PARTS
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+
+FEW: Final = 1000
+MANY: Final = 3000
+GOAL_PERCENT: Final = 2.0
+
+SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("nothing", ()),
+    *((part, (part,)) for part in PARTS),
+    ("everything", PARTS),
+)
+
+
+def count(hits: int, parts: tuple[str, ...], source: Path) -> int:
+    """Instructions of the whole process that serves so many hits."""
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{source / 'src'}{os.pathsep}{ROOT}",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={scratch}/out", sys.executable]
+        command += ["-m", "benchmarks.instructions.loop", str(hits), *parts]
+        done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, check=False)
+        collected = re.search(r"Collected : (\d+)", done.stderr)
+        if done.returncode or collected is None:
+            raise SystemExit(f"the loop failed under valgrind:\n{done.stderr[-3000:]}")
+        return int(collected[1])
+
+
+def per_hit(parts: tuple[str, ...], source: Path) -> float:
+    """Instructions of one hit: the difference of two runs, so that starting up and shutting down are not in it."""
+    return (count(MANY, parts, source) - count(FEW, parts, source)) / (MANY - FEW)
+
+
+@contextlib.contextmanager
+def checked_out(revision: str | None) -> Iterator[Path]:
+    """The tree of a revision, to compare with; None: this one."""
+    if revision is None:
+        yield ROOT
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, capture_output=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
+
+
+def measure(against: str | None, jobs: int) -> dict[str, Any]:
+    with checked_out(against) as before, ThreadPoolExecutor(jobs) as threads:
+        found = {name: threads.submit(per_hit, parts, ROOT) for name, parts in SETUPS}
+        if against is not None:
+            found["before"] = threads.submit(per_hit, (), before)
+        counted = {name: round(future.result(), 1) for name, future in found.items()}
+    valgrind = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return {**machine.described(valgrind=valgrind), "hits": [FEW, MANY], "against": against, "instructions": counted}
+
+
+_SAYS: Final = {
+    "nothing": "nothing switched on",
+    "row": "the worker writes its figures (always, under `homing run`)",
+    "route": "`--metrics-route`",
+    "spans": "OpenTelemetry's API is installed",
+    "look": "somebody looks at the dashboard",
+    "everything": "all of these",
+}
+
+
+def text(result: dict[str, Any]) -> str:
+    counted = result["instructions"]
+    base = counted["nothing"]
+    more = 100 * (counted["everything"] / base - 1)
+    lines = [
+        "# Instructions of a local hit",
+        "",
+        "Made by `make bench-instructions`; the question is in `question.md`, the counts are in `rounds.json`.",
+        "",
+        machine.text(result),
+        "",
+        "| switched on | instructions per hit | of nothing |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {_SAYS[name]} | {counted[name]:,.0f} | {counted[name] / base:.4f} |" for name, _ in SETUPS]
+    if "before" in counted:
+        ratio = base / counted["before"]
+        lines.append(f"| nothing, at {result['against']} | {counted['before']:,.0f} | {1 / ratio:.4f} |")
+    verdict = "holds" if more <= GOAL_PERCENT else "does not hold"
+    lines += ["", f"Everything adds {more:.2f} %; the goal, at most {GOAL_PERCENT:g} %, {verdict}.", ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions.run", description=__doc__)
+    parser.add_argument("--against", help="a revision whose hits, with nothing switched on, are counted too")
+    parser.add_argument("--jobs", type=int, default=2, help="how many run at once")
+    options = parser.parse_args()
+    if shutil.which("valgrind") is None:
+        print("instructions: skipped, since there is no valgrind (Debian: apt-get install valgrind)")
+        return 0
+    result = measure(options.against, options.jobs)
+    (HERE / "rounds.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    page = text(result)
+    (HERE / "results.md").write_text(page, encoding="utf-8")
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
