@@ -33,6 +33,7 @@ from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answe
 from homing.forwarding.replay import Replayable, replayable
 from homing.histogram import Histogram
 from homing.rundir import worker_socket_path
+from homing.tasks import ended
 from homing.types import Reason, Scope, Send, WorkerId
 
 __all__ = ["Counters", "Forwarder", "Replayable", "replayable"]
@@ -108,8 +109,7 @@ class Forwarder:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(tasks)
 
     async def forward(
         self,

@@ -35,6 +35,7 @@ from homing.routing.path_keys import PathKeys
 from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
+from homing.tasks import ended
 from homing.types import PATH, SESSION, ASGIApp, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -301,7 +302,7 @@ def _forwarder(socket_dir: str, owner_timeout_seconds: float) -> Forwarder:
 
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
-    await asyncio.wait([task])
+    await ended([task])
 
 
 @contextmanager

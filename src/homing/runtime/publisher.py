@@ -15,6 +15,7 @@ from homing.errors import RunDirectoryError
 from homing.histogram import Histogram
 from homing.routing.worker import Worker
 from homing.runtime.handoff import Handoffs
+from homing.tasks import ended
 from homing.watch.figures import encode_figures, figures_of
 from homing.watch.page import Row, open_row
 
@@ -43,7 +44,7 @@ class Publisher:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await ended([task])
         row, self._row = self._row, None
         if row is not None:
             with contextlib.closing(row):
