@@ -276,6 +276,22 @@ BUGS: Final = (
         (Change(f"{_IDENTITY}/presets.py", "        first=True,\n", "        first=False,\n"),),
         (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
     ),
+    Bug(
+        "the span of a forwarded request is written into its headers",
+        "P5",
+        (
+            Change(
+                f"{_ROUTING}/spans.py",
+                "        watched = _StatusWatch(span, send).send if span.is_recording() else send\n",
+                "        watched = _StatusWatch(span, send).send if span.is_recording() else send\n"
+                "        carrier: dict[str, str] = {}\n"
+                "        propagate.inject(carrier, trace.set_span_in_context(span))\n"
+                "        added = [(name.encode(), value.encode()) for name, value in carrier.items()]\n"
+                "        scope['headers'] = [*scope['headers'], *added]\n",
+            ),
+        ),
+        ("tests/integration/test_spans.py::test_a_forwarded_request_is_one_span_of_the_callers_trace",),
+    ),
     *EPISODE_BUGS,
     *WEB_BUGS,
 )
