@@ -31,7 +31,8 @@ GOAL_PERCENT: Final = 2.0
 
 SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("nothing", ()),
-    *((part, (part,)) for part in PARTS),
+    ("row", ("row",)),
+    ("route", ("route",)),
     ("everything", PARTS),
 )
 
@@ -89,9 +90,7 @@ _SAYS: Final = {
     "nothing": "nothing switched on",
     "row": "the worker writes its figures (always, under `homing run`)",
     "route": "`--metrics-route`",
-    "spans": "OpenTelemetry's API is installed",
-    "look": "somebody looks at the dashboard",
-    "everything": "all of these",
+    "everything": "both, OpenTelemetry's API, and somebody who looks at the dashboard",
 }
 
 
