@@ -9,6 +9,8 @@ No server and no socket of a client: an ASGI app, a scope, a `receive` and a `se
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -56,6 +58,15 @@ def scope_of(session: bytes) -> dict[str, Any]:
         "raw_path": b"/step",
         "query_string": b"",
     }
+
+
+def _counting() -> Callable[[bool], object]:
+    """Tells callgrind to count from here on, or no more; by what `run.py` has compiled."""
+    path = os.environ.get("COUNT_LIBRARY")
+    if path is None:
+        return lambda on: None
+    library = ctypes.CDLL(path)
+    return lambda on: library.begin() if on else library.end()
 
 
 async def serve(hits: int, parts: set[str]) -> None:
@@ -118,11 +129,14 @@ async def serve(hits: int, parts: set[str]) -> None:
         sessions = [b"session-%d" % number for number in range(SESSIONS)]
         for session in sessions:  # they begin here
             await served(scope_of(session), receive, send)
+        counting = _counting()
+        counting(True)
         for number in range(hits):
             await served(scope_of(sessions[number % SESSIONS]), receive, send)
             if number % HITS_PER_SECOND == HITS_PER_SECOND - 1:
                 for act in each_second:
                     await act()
+        counting(False)
         assert sent == hits + SESSIONS
         assert worker.served == hits + SESSIONS
         assert not worker.forwarder.counters.forwarded

@@ -25,8 +25,7 @@ from benchmarks.instructions.loop import PARTS
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 
-FEW: Final = 1000
-MANY: Final = 3000
+HITS: Final = 2000
 GOAL_PERCENT: Final = 2.0
 
 SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -37,27 +36,32 @@ SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 
 
-def count(hits: int, parts: tuple[str, ...], source: Path) -> int:
-    """Instructions of the whole process that serves so many hits."""
+def compiled(folder: Path) -> Path:
+    """What tells callgrind when to count. Needs a C compiler, and valgrind's header (Debian: in the package valgrind)."""
+    library = folder / "count.so"
+    command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "count.c")]
+    subprocess.run(command, check=True)
+    return library
+
+
+def per_hit(parts: tuple[str, ...], source: Path, library: Path) -> float:
+    """Instructions of one hit. Only the hits are counted: nothing of starting up and shutting down."""
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **os.environ,
             "PYTHONPATH": f"{source / 'src'}{os.pathsep}{ROOT}",
             "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "COUNT_LIBRARY": str(library),
         }
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={scratch}/out", sys.executable]
-        command += ["-m", "benchmarks.instructions.loop", str(hits), *parts]
-        done = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True, check=False)
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={scratch}/out"]
+        command += [sys.executable, "-m", "benchmarks.instructions.loop", str(HITS), *parts]
+        done = subprocess.run(
+            command, cwd=scratch, env=environment, capture_output=True, text=True, check=False, start_new_session=True
+        )
         collected = re.search(r"Collected : (\d+)", done.stderr)
         if done.returncode or collected is None:
             raise SystemExit(f"the loop failed under valgrind:\n{done.stderr[-3000:]}")
-        return int(collected[1])
-
-
-def per_hit(parts: tuple[str, ...], source: Path) -> float:
-    """Instructions of one hit: the difference of two runs, so that starting up and shutting down are not in it."""
-    return (count(MANY, parts, source) - count(FEW, parts, source)) / (MANY - FEW)
+        return int(collected[1]) / HITS
 
 
 @contextlib.contextmanager
@@ -77,13 +81,18 @@ def checked_out(revision: str | None) -> Iterator[Path]:
 
 
 def measure(against: str | None, jobs: int) -> dict[str, Any]:
-    with checked_out(against) as before, ThreadPoolExecutor(jobs) as threads:
-        found = {name: threads.submit(per_hit, parts, ROOT) for name, parts in SETUPS}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        checked_out(against) as before,
+        ThreadPoolExecutor(jobs) as threads,
+    ):
+        library = compiled(Path(folder))
+        found = {name: threads.submit(per_hit, parts, ROOT, library) for name, parts in SETUPS}
         if against is not None:
-            found["before"] = threads.submit(per_hit, (), before)
+            found["before"] = threads.submit(per_hit, (), before, library)
         counted = {name: round(future.result(), 1) for name, future in found.items()}
     valgrind = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    return {**machine.described(valgrind=valgrind), "hits": [FEW, MANY], "against": against, "instructions": counted}
+    return {**machine.described(valgrind=valgrind), "hits": HITS, "against": against, "instructions": counted}
 
 
 _SAYS: Final = {
@@ -122,8 +131,10 @@ def main() -> int:
     parser.add_argument("--against", help="a revision whose hits, with nothing switched on, are counted too")
     parser.add_argument("--jobs", type=int, default=2, help="how many run at once")
     options = parser.parse_args()
-    if shutil.which("valgrind") is None:
-        print("instructions: skipped, since there is no valgrind (Debian: apt-get install valgrind)")
+    if missing := [each for each in ("valgrind", "cc") if shutil.which(each) is None]:
+        print(
+            f"instructions: skipped, since there is no {' and no '.join(missing)} (Debian: apt-get install valgrind gcc)"
+        )
         return 0
     result = measure(options.against, options.jobs)
     (HERE / "rounds.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
