@@ -91,9 +91,9 @@ async def serve(hits: int, parts: set[str]) -> None:
         served: Callable[..., Awaitable[None]] = router
         each_second: list[Callable[[], Awaitable[None]]] = []
         if "route" in parts:
-            from homing.runtime.metrics_route import MetricsRoute
+            from homing.runtime.metrics_route import with_metrics_route
 
-            served = MetricsRoute(router, "/metrics")
+            served = with_metrics_route(router, "/metrics")
         if "row" in parts:
             from homing.runtime.publisher import Publisher
 

@@ -30,8 +30,7 @@ GOAL_PERCENT: Final = 2.0
 
 SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("nothing", ()),
-    ("row", ("row",)),
-    ("route", ("route",)),
+    *((part, (part,)) for part in PARTS),
     ("everything", PARTS),
 )
 
@@ -99,7 +98,9 @@ _SAYS: Final = {
     "nothing": "nothing switched on",
     "row": "the worker writes its figures (always, under `homing run`)",
     "route": "`--metrics-route`",
-    "everything": "both, OpenTelemetry's API, and somebody who looks at the dashboard",
+    "spans": "OpenTelemetry's API is installed",
+    "look": "somebody looks at the dashboard",
+    "everything": "all of these",
 }
 
 

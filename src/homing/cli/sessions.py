@@ -25,8 +25,8 @@ def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[s
                 "worker": each.worker,
                 "pid": each.pid,
                 "state": "ended" if session.ended else "open",
-                "age_seconds": session.age_seconds,
-                "unused_seconds": session.unused_seconds,
+                "age_seconds": _rounded(session.age_seconds),
+                "unused_seconds": _rounded(session.unused_seconds),
                 "serving": session.serving,
             }
             for each in found
@@ -38,8 +38,8 @@ def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[s
                 "worker": each.worker,
                 "pid": each.pid,
                 "reason": session.why,
-                "age_seconds": session.age_seconds,
-                "ago_seconds": session.ago_seconds,
+                "age_seconds": _rounded(session.age_seconds),
+                "ago_seconds": _rounded(session.ago_seconds),
             }
             for each in found
             for session in each.ended
@@ -47,6 +47,10 @@ def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[s
         "left_out": sum(each.left_out for each in found),
         "silent": [each.worker for each in found if not each.answered],
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def sessions_table(server: Server, found: Sequence[WorkerSessions]) -> Table:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from homing.lifetime import Seen
-from homing.types import session_tag
+from homing.types import SESSION, session_tag
 
 if TYPE_CHECKING:
     from homing.routing.worker import Worker
@@ -77,6 +77,8 @@ async def shown(worker: Worker, limit: int) -> AsyncIterator[bytes]:
     """The worker's sessions, those that came first first, and its last endings, the latest first; encoded `Shown`s."""
     seen: Callable[[str], Seen | None] | None = getattr(worker.lifetimes, "seen", None)
     chosen = list(islice(worker.owners.owned(), limit))
+    # Where one app has the directory to itself, a record's name begins with the tag: no digest has to be made again.
+    plain = worker.owners.kind == SESSION
     left_out = max(0, len(worker.owners) - len(chosen))
     for first in range(0, len(chosen), _AT_ONCE):
         now = time.monotonic()
@@ -85,17 +87,17 @@ async def shown(worker: Worker, limit: int) -> AsyncIterator[bytes]:
             if not entry.owned:
                 continue  # it has ended while others were described
             known = None if seen is None else seen(entry.key)
-            unused = 0.0 if entry.serving else None if known is None else round(known.unused_seconds, 3)
+            unused = 0.0 if entry.serving else None if known is None else known.unused_seconds
             ended = known is not None and known.ended
-            age = round(now - entry.since, 3)
-            sessions.append(ShownSession(session_tag(entry.key), ended, age, unused, entry.serving))
+            tag = entry.name[:12] if plain else session_tag(entry.key)
+            sessions.append(ShownSession(tag, ended, now - entry.since, unused, entry.serving))
         yield _encode(Shown(sessions=sessions))
         await asyncio.sleep(0)
     endings = list(worker.owners.endings)[::-1]
     for first in range(0, len(endings), _AT_ONCE):
         now = time.monotonic()
         part = [
-            EndedSession(session_tag(each.key), each.why.value, round(each.at - each.since, 3), round(now - each.at, 3))
+            EndedSession(session_tag(each.key), each.why.value, each.at - each.since, now - each.at)
             for each in endings[first : first + _AT_ONCE]
         ]
         yield _encode(Shown(ended=part))

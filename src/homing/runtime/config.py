@@ -27,7 +27,7 @@ from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
-from homing.runtime.metrics_route import MetricsRoute, check_not_the_apps
+from homing.runtime.metrics_route import check_not_the_apps, with_metrics_route
 from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
@@ -122,7 +122,7 @@ class RunConfig(Config):
         if self.metrics_route is None:
             return routed
         check_not_the_apps(self.metrics_route, loaded.app)
-        return MetricsRoute(routed, self.root_path + self.metrics_route)
+        return with_metrics_route(routed, self.root_path + self.metrics_route)
 
     def _route(self, loaded: LoadedApp) -> Any:
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:

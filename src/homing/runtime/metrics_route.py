@@ -21,37 +21,36 @@ from homing.watch.metrics import metrics_registry
 _METHODS: Final = ("GET", "HEAD")
 
 
-class MetricsRoute:
+def with_metrics_route(app: ASGIApp, path: str) -> ASGIApp:
     """An ASGI app around the router: requests on one path are answered here, all others are passed on as they are.
 
     Args:
         path: The whole path, `root_path` included.
     """
+    # As a method, if it is one: calling an object by its class's `__call__` takes longer than all that is done here. And no
+    # coroutine function, so that there is no coroutine around the app's.
+    call = getattr(app, "__call__", app)  # noqa: B004 - it is called, not asked whether it can be
 
-    def __init__(self, app: ASGIApp, path: str) -> None:
-        self.app = app
-        self._path = path
+    def routed(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope.get("path") == path and scope["type"] == "http":
+            return _answer(scope, send)
+        passed_on: Awaitable[None] = call(scope, receive, send)
+        return passed_on
 
-    def __repr__(self) -> str:
-        return f"<MetricsRoute {self._path}>"
+    return routed
 
-    # No coroutine function: a request that is passed on costs one comparison, and no coroutine around the app's.
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope.get("path") == self._path and scope["type"] == "http":
-            return self._answer(scope, send)
-        return self.app(scope, receive, send)
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        worker = current_worker()
-        if scope["method"] not in _METHODS:
-            await _reply(send, scope, 405, b"use GET\n", extra=[(b"allow", b"GET, HEAD")])
-        elif worker is None:
-            await _reply(send, scope, 503, b"this worker does not serve yet\n")
-        else:
-            accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
-            # It reads a row per start of a worker and a few files per living one.
-            page, content_type = await asyncio.to_thread(_page, worker, accept)
-            await _reply(send, scope, 200, page, content_type=content_type.encode())
+async def _answer(scope: Scope, send: Send) -> None:
+    worker = current_worker()
+    if scope["method"] not in _METHODS:
+        await _reply(send, scope, 405, b"use GET\n", extra=[(b"allow", b"GET, HEAD")])
+    elif worker is None:
+        await _reply(send, scope, 503, b"this worker does not serve yet\n")
+    else:
+        accept = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1")
+        # It reads a row per start of a worker and a few files per living one.
+        page, content_type = await asyncio.to_thread(_page, worker, accept)
+        await _reply(send, scope, 200, page, content_type=content_type.encode())
 
 
 def _page(worker: Worker, accept: str) -> tuple[bytes, str]:

@@ -130,7 +130,7 @@ class Live:
             "lag_seconds": round(figures.lag_seconds, 4),
             "memory_bytes": resident_bytes(figures.pid),
             "sessions": [
-                [each.tag, round(each.age_seconds, 1), each.unused_seconds, each.serving, int(each.ended)]
+                [each.tag, round(each.age_seconds, 1), _rounded(each.unused_seconds), each.serving, int(each.ended)]
                 for each in found.sessions
             ],
             "left_out": found.left_out,
@@ -145,3 +145,7 @@ class Live:
             rates = (after.requests - before.requests, after.forwarded - before.forwarded, after.gone - before.gone)
             steps.append([round(after.at, 1), *(round(max(0, rate) / seconds, 2) for rate in rates), after.sessions])
         return steps
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
