@@ -25,7 +25,7 @@ from benchmarks.instructions.loop import PARTS
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 
-HITS: Final = 2000
+HITS: Final = 4000
 GOAL_PERCENT: Final = 2.0
 
 SETUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (

@@ -84,7 +84,8 @@ class Deadlines(Generic[_StateT]):
 
     def renewed_ago(self, kept: Kept[_StateT], seconds: float) -> float:
         """How long ago a record was last renewed for so many seconds, less what was postponed since."""
-        return 0.0 if kept.until is None else max(0.0, self._now() - (kept.until - seconds))
+        until = kept.until
+        return 0.0 if until is None else max(0.0, self._monotonic() - self._postponed - until + seconds)
 
     def remove(self, key: str) -> None:
         """Keep the session no longer; nothing happens if it is not kept."""
