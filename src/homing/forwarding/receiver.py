@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 """Called with kind, key, the asking worker's ID, and an event that is set when it hangs up."""
 
-OnShow = Callable[[int], AsyncIterator[bytes]]
+OnShow = Callable[[int], AsyncGenerator[bytes, None]]
 """Called with how many sessions at most; gives what is to be shown, in parts that are not empty."""
 
 _MINE_WITHIN_SECONDS: Final = 0.02
@@ -389,12 +389,13 @@ class Receiver:
     async def _show(self, connection: PeerConnection, limit: int) -> None:
         try:
             if self._on_show is not None:
-                async for part in self._on_show(limit):
-                    # Whoever asked and does not read holds up nothing but the answer, and no longer than a moment.
-                    async with asyncio.timeout(_SHOWN_WITHIN_SECONDS):
-                        await connection.writable()
-                    if not connection.write(SHOWN, b"", part):
-                        return
+                async with contextlib.aclosing(self._on_show(limit)) as parts:
+                    async for part in parts:
+                        # Whoever asked and does not read holds up nothing but the answer, and no longer than a moment.
+                        async with asyncio.timeout(_SHOWN_WITHIN_SECONDS):
+                            await connection.writable()
+                        if not connection.write(SHOWN, b"", part):
+                            return
         except TimeoutError:
             connection.abort()
             return

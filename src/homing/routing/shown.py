@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -73,7 +73,7 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 
 
-async def shown(worker: Worker, limit: int) -> AsyncIterator[bytes]:
+async def shown(worker: Worker, limit: int) -> AsyncGenerator[bytes, None]:
     """The worker's sessions, those that came first first, and its last endings, the latest first; encoded `Shown`s."""
     seen: Callable[[str], Seen | None] | None = getattr(worker.lifetimes, "seen", None)
     chosen = list(islice(worker.owners.owned(), limit))
