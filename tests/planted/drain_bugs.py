@@ -74,8 +74,8 @@ DRAIN_BUGS: Final = (
         (
             Change(
                 "src/homing/routing/worker.py",
-                '        self.draining = True\n        self._mark("draining")\n',
-                '        self._mark("draining")\n',
+                '            self.placement.drain()\n        self._mark("draining")\n',
+                '            pass\n        self._mark("draining")\n',
             ),
         ),
         (_KEEPS,),

@@ -29,8 +29,11 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
+from homing.placement import Placement, PlacementOptions
 from homing.routing.path_keys import PathKeys
+from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
 from homing.tasks import ended
@@ -72,17 +75,22 @@ class Worker:
 
     Args:
         app: Tells the apps apart that share a run directory; None: its sessions are those of the directory.
+        placing: How new sessions are placed and limited; None: they begin where they arrive.
 
     Attributes:
         id: New at every start of a process.
         owners, path_keys: Which worker owns each session and path key.
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
+        placement: Where new sessions begin; None: where they arrive.
         starting: Starts under way whose sessions have no ID yet.
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
         draining: No session begins here any more, and those that are here go on: this worker is to leave.
+        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
+        queued: How long starts waited for a place.
+        went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -96,6 +104,7 @@ class Worker:
         graceful_seconds: float | None,
         app: str | None = None,
         drop: Callable[[str], None] | None = None,
+        placing: PlacementOptions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = identifier
@@ -104,7 +113,13 @@ class Worker:
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
         self.draining = False
+        self.placed: Counter[str] = Counter()
+        self.queued = Histogram()
+        self.went_idle: set[str] = set()
+        if hasattr(lifetimes, "on_idle"):
+            lifetimes.on_idle = self.went_idle.add
         self.drained = False
+        self._closed = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
         self._owner_timeout_seconds = owner_timeout_seconds
@@ -125,7 +140,13 @@ class Worker:
                 run_directory=self.run_directory,
             )
             self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
-            self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+            self.forwarder = _forwarder(socket_dir, owner_timeout_seconds)
+            self.placement: Placement | None = None
+            if placing is not None and placing.needed:
+                self.placement = Placement.open(placing, self.run_directory, identifier, apart)
+            if self.placement is not None:
+                opening.callback(self.placement.close)
+                self.owners.count_changed = self.count_sessions
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
 
@@ -160,6 +181,7 @@ class Worker:
                     state=state,
                     context=context,
                     on_ask=self._asked,
+                    on_show=lambda limit: shown(self, limit),
                 )
             )
             self._stack.push_async_callback(self.forwarder.aclose)
@@ -167,18 +189,23 @@ class Worker:
                 sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
             )
             self._stack.push_async_callback(_cancel, sweeper)
+            if self.placement is not None:
+                beat = asyncio.create_task(self.placement.beat_forever(self.count_sessions), name="homing placement")
+                self._stack.push_async_callback(_cancel, beat)
             self._stack.enter_context(_stop_signals_marked(self._told_to_stop))
         except BaseException:
             await self.aclose()
             raise
         _current = self
-        logger.info("worker %s [%d] serves", self.id, os.getpid())
+        self._say("serves")
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
 
     def begin_draining(self) -> None:
         """From now on no session begins here, if another worker takes it. Those that are here go on."""
         self.draining = True
+        if self.placement is not None:
+            self.placement.drain()
         self._mark("draining")
 
     @property
@@ -191,6 +218,9 @@ class Worker:
 
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
+        if self.placement is not None:
+            self.placement.stop()
+        self._say("drains")
         self._mark("drained")
         deadline = self._drain_until()
         # Marks are files that other processes make: there is no event to wait for.
@@ -218,6 +248,8 @@ class Worker:
     def _told_to_stop(self) -> None:
         if self._told_at is None:
             self._told_at = self._clock.monotonic()
+        if self.placement is not None:
+            self.placement.stop()
         self._mark("stopping")
 
     def _mark(self, state: str) -> None:
@@ -241,12 +273,42 @@ class Worker:
         global _current  # noqa: PLW0603
         if _current is self:
             _current = None
+        if self._receiver is not None and not self._closed:
+            self._closed = True
+            self._say("stops")
         await self._stack.aclose()
+
+    def _say(self, what: str) -> None:
+        """One line for each event of a worker's life."""
+        sessions = len(self.owners)
+        fields = {"event": f"worker_{what}", "worker": self.id, "pid": os.getpid(), "sessions": sessions}
+        lost = f"; {sessions} sessions end with it" if what == "stops" and sessions else ""
+        logger.info("worker %s [%d] %s%s", self.id, os.getpid(), what, lost, extra=fields)
 
     def count_ended(self) -> int:
         """How many of this worker's sessions have ended, and are in their close retry window."""
         count = getattr(self.lifetimes, "count_ended", None)
         return 0 if count is None else int(count())
+
+    def has_ended(self, session_id: str) -> bool:
+        """Whether a session of this worker has ended, and is in its close retry window."""
+        see = getattr(self.lifetimes, "seen", None)
+        known = None if see is None else see(session_id)
+        return known is not None and bool(known.ended)
+
+    def count_live(self) -> int:
+        """How many sessions of this worker have not ended, starts under way whose sessions have no ID yet among them."""
+        return len(self.owners) + self.starting - self.count_ended()
+
+    def count_sessions(self) -> None:
+        """Tell the other workers how many sessions are live here: called whenever that may have changed."""
+        if self.placement is not None:
+            self.placement.count(self.count_live(), self.serving)
+
+    @property
+    def not_mine(self) -> int:
+        """How many requests this worker has sent back to another worker, since the session was not here."""
+        return 0 if self._receiver is None else self._receiver.counters.not_mine
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
@@ -281,6 +343,17 @@ class Worker:
 def fresh_worker_id() -> tuple[WorkerId, int]:
     """A worker ID and the process it is for: a fork must make its own."""
     return new_worker_id(), os.getpid()
+
+
+def _forwarder(socket_dir: str, owner_timeout_seconds: float) -> Forwarder:
+    """A forwarder; one that also makes spans where OpenTelemetry's API is installed, which is looked for this once."""
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError:
+        return Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+    from homing.routing.spans import TracingForwarder
+
+    return TracingForwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -18,9 +18,11 @@ from typing import Final
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory
 from homing.rundir.names import (
+    BOARD_NAME,
     CONTROL_SOCKET,
     EPISODES_DIR,
     PAGE_NAME,
+    PERMITS_NAME,
     SERVER_DESCRIPTION,
     SESSION_OWNERS_DIR,
     SITES_DIR,
@@ -125,13 +127,14 @@ _OURS: Final = frozenset(
         BEGUN_BY,
         FIRST_APP,
         PAGE_NAME,
+        BOARD_NAME,
         SERVER_DESCRIPTION,
     }
 )
 
 
 def _is_ours(name: str) -> bool:
-    if name in _OURS or name.startswith(_EMPTIED):
+    if name in _OURS or name.startswith(_EMPTIED) or name.partition("-")[0] == PERMITS_NAME:
         return True
     return is_worker_id(name.removeprefix(".").partition(".")[0])
 

@@ -30,6 +30,11 @@ PAGE_NAME: Final = "page"
 
 CONTROL_SOCKET: Final = "control.sock"
 """Where the supervisor is asked to drain a worker (`homing.runtime.control`)."""
+BOARD_NAME: Final = "board"
+"""What the workers tell each other, to place new sessions (`homing.placement`)."""
+
+PERMITS_NAME: Final = "permits"
+"""Locked byte by byte: a server's limit of sessions (`homing.placement`)."""
 
 EPISODES_DIR: Final = "episodes"
 """The directory, in a run directory, of who runs an episode and who waits to."""
