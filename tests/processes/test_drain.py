@@ -184,7 +184,7 @@ def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_g
         assert (drain.steps[-1]["state"], drain.steps[-1]["sessions"]) == ("drained", 1)
         wait_until_gone(old, 30)
         assert step(server.port, session)[0] == 410
-        assert len(server.find("1 sessions end with it")) == 1
+        assert len(server.find("the time to drain is over; 1 sessions end with it")) == 1
 
 
 def test_a_worker_that_is_killed_while_it_drains_is_said_to_have_failed_and_its_replacement_serves() -> None:

@@ -51,7 +51,7 @@ DRAIN_SECONDS: Final = 4.0
 RECOVER_SECONDS: Final = 60.0
 REST_SECONDS: Final = HOP_IDLE_SECONDS + IDLE_SECONDS + 15.0
 
-FD_SLACK: Final = 2
+FD_SLACK: Final = 3  # one of them: the queue of a worker that was taken away, which all others are lent
 TASK_SLACK: Final = 1
 
 OPTIONS: Final = (
