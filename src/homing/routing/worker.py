@@ -29,7 +29,6 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
-from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
 from homing.placement import Placement, PlacementOptions
 from homing.routing.path_keys import PathKeys
@@ -88,8 +87,6 @@ class Worker:
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
         draining: No session begins here any more, and those that are here go on: this worker is to leave.
-        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
-        queued: How long starts waited for a place.
         went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
@@ -113,8 +110,6 @@ class Worker:
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
         self.draining = False
-        self.placed: Counter[str] = Counter()
-        self.queued = Histogram()
         self.went_idle: set[str] = set()
         if hasattr(lifetimes, "on_idle"):
             lifetimes.on_idle = self.went_idle.add
