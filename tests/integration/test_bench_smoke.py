@@ -79,9 +79,9 @@ def test_bodies_pass_a_forwarder_and_every_goal_that_was_measured_is_on_its_page
     shutil.copytree(ROOT / "benchmarks" / "owners", tmp_path / "owners")
     page = goals.page(tmp_path)
     for way in ("upload", "download"):
-        assert f"20 streams, {way}: extra memory in the forwarder per stream" in page
+        assert f"0.5 MiB on each of 20 streams, {way}: extra memory in the forwarder per stream" in page
     assert "acquire + release of a session, tmpfs" in page
-    assert "Not measured: there is no `forwarding/rounds.json`" in page
+    assert "## `forwarding/rounds.json`\n\nNot measured" in page
 
 
 def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it() -> None:
