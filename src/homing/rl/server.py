@@ -243,6 +243,7 @@ class RlServer:
                 "backlog": options.backlog,
                 "owner_timeout_seconds": options.owner_timeout_seconds,
                 "max_sessions": options.max_sessions_per_worker,
+                "placing": options.placing,
                 "scatter": options.scatter,
                 "graceful_seconds": options.graceful_seconds,
             }

@@ -198,6 +198,7 @@ class WebServer:
                 "backlog": options.backlog,
                 "owner_timeout_seconds": options.owner_timeout_seconds,
                 "max_sessions": options.max_sessions_per_worker,
+                "placing": options.placing,
                 "scatter": options.scatter,
                 "graceful_seconds": options.graceful_seconds,
             }
