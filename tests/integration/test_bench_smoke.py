@@ -30,7 +30,7 @@ def setup(key: str) -> Setup:
 
 
 def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
-    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H", "--json", f"--out={tmp_path}"]
+    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H,P", "--json", f"--out={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.forwarding.run", *options],
         cwd=ROOT,
@@ -43,7 +43,7 @@ def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> N
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "rounds.json").read_text())
     cells = {(c["setup"], c["mode"], c["load"]): c for c in result["rounds"][0]["cells"]}
-    modes = {("H", mode) for mode in ("local", "remote", "inter", "any", "placed")}
+    modes = {("H", mode) for mode in ("local", "remote", "inter", "any")} | {("P", "placed")}
     assert {key[:2] for key in cells} == {("A", "local"), *modes}
     assert {key[2] for key in cells} == set(LOADS)
     for cell in cells.values():

@@ -185,11 +185,11 @@ class ServerHistories(RuleBasedStateMachine):
 
     @rule(number=which)
     def start(self, number: int) -> None:
-        client = self._client(number)
-        self._where(client)
-        status, reply = client.call("POST", "/sessions")
+        status, reply = self._client(number).call("POST", "/sessions")
         assert status == 200, reply
-        self.sessions.append(Session(reply["session"], client.pid, reply["worker"]))
+        # Wherever the server has put it.
+        [said] = self.server.process.find(rf"worker {reply['worker']} \[(\d+)\] serves")
+        self.sessions.append(Session(reply["session"], int(said[1]), reply["worker"]))
         self._count("started")
 
     @rule(number=which, session=which)
