@@ -1,7 +1,8 @@
 """How many instructions does a request cost? Counted by Valgrind's callgrind in live workers, both together.
 
 A count hardly depends on what else the machine does: it tells a gain of a few percent from none, which CPU time does not.
-(What a worker does ten times a second by itself is counted apart, and taken off.) It knows no system calls, caches or waiting; those are `make bench`'s to time.
+What a worker does ten times a second by itself is counted apart, and taken off: on an overloaded machine that is much of
+the whole, and the figure good to a fifth only (`instructions_of_an_idle_second` and `seconds` in the JSON tell). It knows no system calls, caches or waiting; those are `make bench`'s to time.
 
     .venv/bin/python -m benchmarks.forwarding.instructions [--rows A2,local,…] [--requests N] [--json FILE] [--keep DIR]
 
