@@ -2,7 +2,8 @@
 
 A count hardly depends on what else the machine does: it tells a gain of a few percent from none, which CPU time does not.
 What a worker does ten times a second by itself is counted apart, and taken off: on an overloaded machine that is much of
-the whole, and the figure good to a fifth only (`instructions_of_an_idle_second` and `seconds` in the JSON tell). It knows no system calls, caches or waiting; those are `make bench`'s to time.
+the whole, and the figure good to a fifth only (`instructions_of_an_idle_second` and `seconds` in the JSON tell). It knows no
+system calls, caches or waiting; those are what `make bench` times.
 
     .venv/bin/python -m benchmarks.forwarding.instructions [--rows A2,local,…] [--requests N] [--json FILE] [--keep DIR]
 
