@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self
@@ -97,6 +98,7 @@ class Placement:
         chance: random.Random | None = None,
     ) -> None:
         self.options = options
+        self.placed: Counter[str] = Counter()
         self._chance = chance or random.Random()  # noqa: S311 - which worker is no secret
         self._live = 0
         with contextlib.ExitStack() as opening:

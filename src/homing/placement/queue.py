@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from homing.errors import SessionLimitError
+from homing.histogram import Histogram
 from homing.placement.board import STUCK_SECONDS, TICKET, WAITING, Board, Other
 
 POLL_SECONDS: Final = 0.005
@@ -78,6 +79,9 @@ class Queue:
         board: Where its oldest ticket is shown. Borrowed.
         wait_seconds: How long a start waits at most; 0: none waits.
         has_room: Whether there is room for one more session at the moment, as far as can be told without trying.
+
+    Attributes:
+        waits: How long starts waited here, with or without success.
     """
 
     def __init__(self, board: Board, wait_seconds: float, has_room: Callable[[], bool]) -> None:
@@ -85,6 +89,7 @@ class Queue:
         self._wait_seconds = wait_seconds
         self._has_room = has_room
         self._waiting: deque[Start] = deque()
+        self.waits = Histogram()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -165,6 +170,7 @@ class Queue:
 
     def leave(self, start: Start) -> None:
         """It waits no longer."""
+        self.waits.observe((time.monotonic_ns() - start.came) / 1e9)
         start.wait_since(0)
         self._waiting.remove(start)
         self._show()

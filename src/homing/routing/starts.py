@@ -67,7 +67,10 @@ class StartOnItsWay:
         """
         self._receive.on_release = self._start.settled
         try:
-            return await self._placement.queue.run(self._start, attempt, self._client_left)
+            begun = await self._placement.queue.run(self._start, attempt, self._client_left)
+            if begun is not None:
+                self._placement.placed["here"] += 1
+            return begun
         finally:
             self._receive.on_release = None
 
@@ -93,7 +96,7 @@ class StartOnItsWay:
 
         self._receive.on_release = taken
         try:
-            return await self._worker.forwarder.forward(
+            taken_there = await self._worker.forwarder.forward(
                 target.worker_id, Reason.PLACED, self._note, self._scope, self._receive, self._send
             )
         except OwnerRefusedError:
@@ -101,6 +104,9 @@ class StartOnItsWay:
             return False
         except OwnerBusyError:
             return False
+        else:
+            placement.placed["elsewhere"] += taken_there
+            return taken_there
         finally:
             way.close()
             self._receive.on_release = start.settled

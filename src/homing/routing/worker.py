@@ -29,7 +29,6 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
-from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
 from homing.placement import Placement, PlacementOptions
 from homing.routing.path_keys import PathKeys
@@ -87,8 +86,6 @@ class Worker:
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
-        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
-        queued: How long starts waited for a place.
         went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
@@ -111,8 +108,6 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
-        self.placed: Counter[str] = Counter()
-        self.queued = Histogram()
         self.went_idle: set[str] = set()
         if hasattr(lifetimes, "on_idle"):
             lifetimes.on_idle = self.went_idle.add
