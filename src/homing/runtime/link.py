@@ -114,19 +114,22 @@ class Drain:
 _CARRIER: Final = b"\0"
 
 
-def send_descriptor(link: Connection, descriptor: int) -> None:
+def carrier_of(link: Connection) -> socket.socket:
+    """The same connection as a socket, for descriptors. Made early and kept: later there may be no descriptor for it."""
+    return socket.socket(fileno=os.dup(link.fileno()))
+
+
+def send_descriptor(carrier: socket.socket, descriptor: int) -> None:
     """Send a descriptor after a message. OSError: the worker is gone."""
-    with socket.socket(fileno=os.dup(link.fileno())) as carrier:
-        socket.send_fds(carrier, [_CARRIER], [descriptor])
+    socket.send_fds(carrier, [_CARRIER], [descriptor])
 
 
-def _receive_descriptor(link: Connection) -> int | None:
+def _receive_descriptor(carrier: socket.socket) -> int | None:
     """The descriptor that follows a message; None if there was none to be had for it."""
-    with socket.socket(fileno=os.dup(link.fileno())) as carrier:
-        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-        data, descriptors, _, _ = socket.recv_fds(carrier, len(_CARRIER), 1, flags)
-        if not data:
-            raise EOFError
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    data, descriptors, _, _ = socket.recv_fds(carrier, len(_CARRIER), 1, flags)
+    if not data:
+        raise EOFError
     return descriptors[0] if descriptors else None
 
 
@@ -138,6 +141,7 @@ class SupervisorLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._carrier = carrier_of(connection)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = False
@@ -176,7 +180,7 @@ class SupervisorLink:
                     if not self._call(self._turned):
                         self._asked = False
             case Lend(number):
-                descriptor = _receive_descriptor(self._connection)
+                descriptor = _receive_descriptor(self._carrier)
                 if descriptor is None:
                     logger.warning("no descriptor is left for connections that wait for a worker")
                     return

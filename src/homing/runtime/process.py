@@ -31,6 +31,7 @@ from homing.runtime.link import (
     Pong,
     Ready,
     TakeBack,
+    carrier_of,
     send_descriptor,
 )
 from homing.runtime.listeners import Listener
@@ -57,6 +58,7 @@ class Worker:
 
     def __init__(self, config: RunConfig, listener: Listener) -> None:
         self._link, theirs = Pipe()
+        self._carrier = carrier_of(self._link)
         self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
         self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
@@ -125,6 +127,7 @@ class Worker:
                         self.failed = message
             return
         self._link.close()
+        self._carrier.close()
 
     def is_hung(self, timeout_seconds: float) -> bool:
         """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
@@ -142,7 +145,7 @@ class Worker:
         for number in wanted.keys() - self._lent:
             self._send(Lend(number))
             with contextlib.suppress(OSError):
-                send_descriptor(self._link, wanted[number].socket.fileno())
+                send_descriptor(self._carrier, wanted[number].socket.fileno())
         self._lent = set(wanted)
 
     def drain(self, seconds: float) -> None:
@@ -173,6 +176,7 @@ class Worker:
     def close(self) -> None:
         """Release what is left of an exited worker. Safe to call twice."""
         self._link.close()
+        self._carrier.close()
         with contextlib.suppress(ValueError):
             self._process.join()
             self._process.close()
