@@ -237,12 +237,12 @@ class Worker:
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
-        others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
-        others = [each for each in others if self._serves_same(each)]
+        others = [each for each in self.all_of_server() if each not in (self.id, than)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
-    def _serves_same(self, worker_id: WorkerId) -> bool:
-        return self.run_directory.app_of(worker_id) == self._app
+    def all_of_server(self) -> list[WorkerId]:
+        """Every live worker of this server, this one included. Lists the run directory, with all of its records."""
+        return [each for each in self.run_directory.live_workers() if self.run_directory.app_of(each) == self._app]
 
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
         owners = self.path_keys.owners if kind == self.path_keys.owners.kind else self.owners
