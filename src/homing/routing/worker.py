@@ -242,7 +242,10 @@ class Worker:
 
     def all_of_server(self) -> list[WorkerId]:
         """Every live worker of this server, this one included. Lists the run directory, with all of its records."""
-        return [each for each in self.run_directory.live_workers() if self.run_directory.app_of(each) == self._app]
+        return [each for each in self.run_directory.live_workers() if self._serves_same(each)]
+
+    def _serves_same(self, worker_id: WorkerId) -> bool:
+        return self.run_directory.app_of(worker_id) == self._app
 
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
         owners = self.path_keys.owners if kind == self.path_keys.owners.kind else self.owners

@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 import homing
 from homing.errors import ConfigurationError
-from homing.rl.disconnect import unless_client_leaves
+from homing.rl.disconnect import END_SECONDS, end_tasks, unless_client_leaves
 from homing.rl.episode_protocol import MAX_REASON_CHARACTERS, EpisodeFailure, EpisodeReply, EpisodeRequest
 from homing.rl.episodes.admission import Admission, NotAdmittedError
 from homing.rl.episodes.episode import Episode, EpisodeFailedError, EpisodeSettings, Stage, ToolTransport
@@ -115,6 +115,8 @@ class EnvironmentServer:
             cleanup_timeout_seconds=cleanup_timeout_seconds,
             training_token_capture=training_token_capture,
         )
+        # A cancelled episode still closes what it has opened.
+        self._end_seconds = cleanup_timeout_seconds + END_SECONDS
         self._calls = OutgoingCalls(new_connection_per_call=new_connection_per_call)
         self._options: RoutingOptions | None = None
         self._admission: Admission | None = None
@@ -187,15 +189,16 @@ class EnvironmentServer:
             yield
 
     async def _finish_cleanups(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._end_seconds)
+            await end_tasks(list(self._tasks))
 
     async def _answer_alive(self, request: Request) -> Response:
         return json_response({"status": "ok", "server": self.name, "running": self.running, "waiting": self.waiting})
 
     async def _serve_run(self, request: Request) -> Response:
         body: EpisodeRequest = validated(_EPISODE, await read_body(request, _MAX_BODY_BYTES))
-        return json_response(await unless_client_leaves(request, self.run(body)))
+        return json_response(await unless_client_leaves(request, self.run(body), end_seconds=self._end_seconds))
 
     async def run(self, request: EpisodeRequest) -> EpisodeReply:
         """Drive one episode, once it is its turn. Cancelled, it still closes what it opened before it ends."""
