@@ -46,8 +46,8 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def verdict(value: float, bound: float | None) -> str:
+def verdict(value: float, bound: float | None, *, at_least: bool = False) -> str:
     """What a goals' table says of a median."""
     if bound is None:
         return "–"
-    return "reached" if value <= bound else "**missed**"
+    return "reached" if (value >= bound if at_least else value <= bound) else "**missed**"

@@ -130,9 +130,15 @@ class AiohttpRouter:
         ) as reply:
             kept = [(k.lower(), v) for k, v in reply.raw_headers if k.lower() not in HOP_BY_HOP]
             await send({"type": "http.response.start", "status": reply.status, "headers": kept})
+            # Only a reply of no known length may go on for ever, so only there it matters that the client has gone.
+            gone = None if "content-length" in reply.headers else asyncio.create_task(until_gone(receive))
             async for chunk in reply.content.iter_any():
+                if gone is not None and gone.done():
+                    return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+            if gone is not None:
+                gone.cancel()
 
     @contextlib.asynccontextmanager
     async def private_socket(self) -> AsyncIterator[None]:
@@ -176,6 +182,11 @@ async def body_of(receive: Receive) -> AsyncIterator[bytes]:
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the client has gone")
         yield message.get("body", b"")
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 app = AiohttpRouter(counter.app)

@@ -6,19 +6,25 @@ needs beyond its imports can be told apart.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
+import itertools
+import json
 import os
 import secrets
 import sys
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 SECRET = os.environ.get("BENCH_SECRET", "benchmark")
 MINTED_SCOPE_KEY = "benchmark.minted"
@@ -49,14 +55,78 @@ async def start(request: Request) -> JSONResponse:
     return JSONResponse({"session": session, "count": 0, "worker": WORKER})
 
 
-async def step(request: Request) -> JSONResponse:
+def counted(session: str) -> dict[str, object]:
     """Wrong data, not an error, for a session it never heard of, as apps with a dict of sessions do."""
-    session = request.session.get("sid", "")
     counts[session] = count = counts.get(session, 0) + 1
-    return JSONResponse({"session": session, "count": count, "worker": WORKER})
+    return {"session": session, "count": count, "worker": WORKER}
+
+
+async def step(request: Request) -> JSONResponse:
+    return JSONResponse(counted(request.session.get("sid", "")))
+
+
+async def echo(request: Request) -> Response:
+    """What a step says, and then the request's body."""
+    said = json.dumps(counted(request.session.get("sid", "")), separators=(",", ":"))
+    return Response(said.encode() + await request.body(), media_type="application/octet-stream")
+
+
+async def events(request: Request) -> StreamingResponse:
+    """An endless stream; each event says when it was made, on the clock that all processes of a machine share."""
+    session, every = request.session.get("sid", ""), float(request.query_params["every"])
+
+    async def stream() -> AsyncIterator[str]:
+        for count in itertools.count(1):
+            said = {"session": session, "count": count, "worker": WORKER, "at": time.monotonic()}
+            yield f"data: {json.dumps(said, separators=(',', ':'))}\n\n"
+            await asyncio.sleep(every)
+
+    # nginx collects a stream of events otherwise.
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+
+async def talk(websocket: WebSocket) -> None:
+    """Each message is a step, answered with what a step says and then the message."""
+    session = websocket.session.get("sid", "")
+    await websocket.accept()
+    with contextlib.suppress(WebSocketDisconnect):
+        while True:
+            message = await websocket.receive_text()
+            await websocket.send_text(json.dumps(counted(session), separators=(",", ":")) + message)
+
+
+async def sink(request: Request) -> JSONResponse:
+    """Reads a body of any size, keeping none of it."""
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+    return JSONResponse({"size": size, "worker": WORKER})
+
+
+async def source(request: Request) -> StreamingResponse:
+    """A body of `size` bytes, made as it is read."""
+    size = int(request.query_params["size"])
+    block = bytes(65536)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for offset in range(0, size, len(block)):
+            yield block[: size - offset]
+
+    return StreamingResponse(blocks(), headers={"content-length": str(size), "x-worker": WORKER})
 
 
 app = Starlette(
-    routes=[Route("/whoami", whoami), Route("/modules", modules), Route("/start", start), Route("/step", step)],
+    routes=[
+        Route("/whoami", whoami),
+        Route("/modules", modules),
+        Route("/start", start),
+        Route("/step", step),
+        Route("/echo", echo, methods=["POST"]),
+        Route("/events", events),
+        Route("/sink", sink, methods=["POST"]),
+        Route("/source", source),
+        WebSocketRoute("/ws", talk),
+    ],
     middleware=[Middleware(SessionMiddleware, secret_key=SECRET)],
 )

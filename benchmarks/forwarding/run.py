@@ -9,9 +9,9 @@ Not here: the servers (`setups.py`), the load (`benchmarks.load`), ratios, goals
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,13 +22,23 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.forwarding import report
-from benchmarks.forwarding.setups import MEMORY_TWIN, SETUPS, Server, Setup, SetupError, haproxy_program, serving
+from benchmarks.forwarding.loads import INTERLEAVED_SESSIONS, LOADS, WARM_SECONDS
+from benchmarks.forwarding.setups import (
+    MEMORY_TWIN,
+    SETUPS,
+    Server,
+    Setup,
+    SetupError,
+    all_serving,
+    haproxy_program,
+    nginx_program,
+    serving,
+)
 from benchmarks.load import Load, Loader, LoaderError, build_loader
 
-CONNECTIONS: Final = 32
-PACED_REQUESTS_PER_SECOND: Final = 1500
-INTERLEAVED_SESSIONS: Final = 64
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+MEMORY_SECONDS: Final = 1.0
+MAX_FAILED_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +50,26 @@ class Cell:
     load: str
 
     def of(self, seconds: float) -> Load:
+        load = LOADS[self.load]
         return Load(
-            mode=self.mode,
-            connections=1 if self.load == "c1" else CONNECTIONS,
+            mode=self.mode if self.mode in ("local", "remote", "inter") else "local",
+            connections=load.connections,
             seconds=seconds,
             workers=self.setup.workers,
-            requests_per_second=PACED_REQUESTS_PER_SECOND if self.load == "paced" else 0,
+            kind=load.kind,
+            body_bytes=load.body_bytes,
+            every_seconds=load.every_seconds,
+            requests_per_second=load.requests_per_second,
             sessions_per_connection=INTERLEAVED_SESSIONS if self.mode == "inter" else 1,
-            warm_seconds=min(0.3, seconds),
-            behind_proxy=self.setup.behind_proxy,
+            warm_seconds=min(WARM_SECONDS, seconds),
+            behind_proxy=self.setup.behind_proxy or self.mode == "placed",
         )
 
 
 def cells_of_round(setups: list[Setup], number: int) -> list[Cell]:
     """Load by load; within a load every setup and mode, starting one further in each round."""
     cells: list[Cell] = []
-    for load in ("sat", "paced", "c1"):
+    for load in LOADS:
         of_load = [Cell(setup, mode, load) for setup in setups for mode, loads in setup.modes.items() if load in loads]
         if of_load:
             first = number % len(of_load)
@@ -64,7 +78,7 @@ def cells_of_round(setups: list[Setup], number: int) -> list[Cell]:
 
 
 def measure(loader: Loader, server: Server, load: Load) -> dict[str, Any]:
-    """One loader run against a running setup.
+    """One loader run against a running setup, and `memory_kib`, the memory of all its processes at the end.
 
     Raises:
         LoaderError: The load could not be made, or the server's processes changed, so their CPU time is unknown.
@@ -73,6 +87,7 @@ def measure(loader: Loader, server: Server, load: Load) -> dict[str, Any]:
     result = loader.run(server.port, load, pids)
     if server.pids() != pids:
         raise LoaderError(f"processes of setup {server.setup.key} came or went while it was measured")
+    result["memory_kib"] = sum(memory_kib(pid)["pss"] for pid in pids)
     return result
 
 
@@ -124,15 +139,17 @@ def run_round(loader: Loader, setups: list[Setup], number: int, rounds: int, sec
     load_average = os.getloadavg()[0]
     began = time.monotonic()
     # Short paths: a Unix socket's may have 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="homing-bench-") as scratch, contextlib.ExitStack() as stack:
-        servers = {setup.key: stack.enter_context(serving(setup, Path(scratch))) for setup in setups}
-        memory = measure_all_memory(loader, servers, Path(scratch), min(1.0, seconds))
+    with (
+        tempfile.TemporaryDirectory(prefix="homing-bench-") as scratch,
+        all_serving(setups, Path(scratch)) as servers,
+    ):
+        memory = measure_all_memory(loader, servers, Path(scratch), min(MEMORY_SECONDS, 2 * seconds))
         for done, cell in enumerate(cells, start=1):
             result = measure(loader, servers[cell.setup.key], cell.of(seconds))
             measured.append({"setup": cell.setup.key, "mode": cell.mode, "load": cell.load, **result})
             say(
-                f"round {number + 1}/{rounds} {done:3}/{len(cells)}  {cell.setup.key:3}{cell.mode:7}{cell.load:6}"
-                f"{result['cpu_us']:7.0f} µs CPU {result['requests_per_second']:8.0f} req/s"
+                f"round {number + 1}/{rounds} {done:3}/{len(cells)}  {cell.setup.key:3}{cell.mode:7}{cell.load:10}"
+                f"{result['cpu_us']:7.0f} µs CPU {result['requests_per_second']:8.0f} per s"
                 f"{result['p50_us']:8.0f} µs p50 {result['p99_us']:8.0f} µs p99"
                 + (f"  {result['errors']} ERRORS" if result["errors"] else "")
                 + (f"  {result['wrong']} WRONG" if result["wrong"] else "")
@@ -145,13 +162,13 @@ def run_round(loader: Loader, setups: list[Setup], number: int, rounds: int, sec
     }
 
 
-def haproxy_version() -> str | None:
-    program = haproxy_program()
+def version_of(program: str | None) -> str | None:
+    """What a proxy says of itself: `HAProxy version 2.6.12…`, `nginx version: nginx/1.22.1`."""
     if program is None:
         return None
     done = subprocess.run([program, "-v"], capture_output=True, text=True, check=False)
-    words = done.stdout.split()
-    return words[2] if len(words) > 2 else None
+    found = re.search(r"version:? (?:nginx/)?(\S+)", done.stdout + done.stderr)
+    return found[1] if found else None
 
 
 def chosen(keys: str | None) -> tuple[list[Setup], list[str]]:
@@ -180,8 +197,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, help="default 5; 15 for the figures of a release")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured time of each cell (default 1.5)")
+    parser.add_argument("--rounds", type=int, default=15, help="default 15; fewer give wide intervals")
+    parser.add_argument("--seconds", type=float, default=0.35, help="measured time of each cell (default 0.35)")
     parser.add_argument("--setups", help=f"comma-separated, default all: {','.join(s.key for s in SETUPS)}")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where rounds.json and results.md go")
     parser.add_argument("--json", action="store_true", help="also print the rounds as JSON on stdout")
@@ -196,19 +213,26 @@ def main() -> int:
         say(f"skipped {line}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
-        **machine.described(haproxy=haproxy_version()),
+        **machine.described(haproxy=version_of(haproxy_program()), nginx=version_of(nginx_program())),
         "seconds_per_cell": options.seconds,
         "skipped": skipped,
         "rounds": [],
     }
-    failed = False
+    failed: list[str] = []
     try:
         loader = build_loader()
-        for number in range(options.rounds):
-            result["rounds"].append(run_round(loader, setups, number, options.rounds, options.seconds))
-    except (LoaderError, SetupError) as error:
+    except LoaderError as error:
         say(f"bench: {error}")
-        failed = True
+        return 1
+    for number in range(options.rounds):
+        try:
+            result["rounds"].append(run_round(loader, setups, number, options.rounds, options.seconds))
+        except (LoaderError, SetupError) as error:
+            failed.append(f"{number + 1}: {error}")
+            say(f"bench: round {failed[-1]}")
+            if len(failed) == MAX_FAILED_ROUNDS:
+                break
+    result["failed_rounds"] = failed
     if not result["rounds"]:
         return 1
     options.out.mkdir(parents=True, exist_ok=True)

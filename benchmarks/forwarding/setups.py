@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,11 @@ error_log {scratch}/error.log;
 events {{ worker_connections 4096; }}
 http {{
     access_log off;
+    # Bodies stay in memory, and as large as the loads' may be.
+    client_max_body_size 0;
+    client_body_buffer_size 2m;
+    proxy_buffers 64 32k;
+    proxy_max_temp_file_size 0;
     client_body_temp_path {scratch}/body;
     proxy_temp_path {scratch}/proxy;
     fastcgi_temp_path {scratch}/fastcgi;
@@ -77,6 +83,7 @@ http {{
     upstream s1 {{ {s1} keepalive 64; }}
     map $cookie_srv $target {{ default any; s0 s0; s1 s1; }}
     map $upstream_addr $chosen {{ {chosen} }}
+    map $http_upgrade $connection_for_upstream {{ default upgrade; '' ''; }}
     server {{
         listen 127.0.0.1:{port};
         keepalive_timeout 60s;
@@ -84,7 +91,8 @@ http {{
         location / {{
             proxy_pass http://$target;
             proxy_http_version 1.1;
-            proxy_set_header Connection "";
+            proxy_set_header Connection $connection_for_upstream;
+            proxy_set_header Upgrade $http_upgrade;
             proxy_set_header Host $host;
             add_header Set-Cookie "SRV=$chosen; Path=/";
         }}
@@ -114,7 +122,9 @@ class Setup:
         key: Short name in the rounds' JSON.
         workers: How many processes serve the app.
         behind_proxy: Connections reach a proxy, not a worker.
-        modes: The modes of `benchmarks.load.Load` that are measured, each with its loads.
+        modes: Whose sessions the requests name, each with the loads that are measured: `local`, `remote` and `inter` as in
+            `benchmarks.load.Load`; `any`, half of each worker's, wherever the connections arrive; `placed`, each
+            connection's own, which the server has put where it wants.
         commands: Given the public port and a scratch directory, the programs to start.
         missing: A line that says what is absent on this machine, or None.
     """
@@ -128,10 +138,17 @@ class Setup:
     behind_proxy: bool = False
 
 
+_given_ports: Final[set[int]] = set()
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """A port that nobody listens at, and that was not given before: setups start at the same time."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port: int = listener.getsockname()[1]
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 def uvicorn_command(app: str, port: int, workers: int, **environment: str) -> Command:
@@ -229,16 +246,19 @@ def haproxy_missing() -> str | None:
     return None if haproxy_program() else "haproxy is not installed (Debian: apt-get install haproxy)"
 
 
-ALL_LOADS: Final = ("sat", "paced", "c1")
+STEPS: Final = ("sat", "paced", "c1")
+BODIES_AND_STREAMS: Final = ("1KiB", "1MiB", "sse", "sse-paced")
+KEPT: Final = (*STEPS, *BODIES_AND_STREAMS, "ws")
+"""Every load over connections that are kept."""
 
 SETUPS: Final = (
-    Setup("A", "one plain uvicorn process", 1, {"local": ("sat",)}, plain(1)),
-    Setup("A2", "two uvicorn workers, no routing, all requests at the right one", 2, {"local": ALL_LOADS}, plain(2)),
+    Setup("A", "one plain uvicorn process", 1, {"local": ("sat", "fresh")}, plain(1)),
+    Setup("A2", "two uvicorn workers, no routing, all requests at the right one", 2, {"local": KEPT}, plain(2)),
     Setup(
         "B",
         "HAProxy, cookie stickiness, before two one-worker uvicorns",
         2,
-        {"local": ALL_LOADS, "inter": ("sat", "paced")},
+        {"local": (*KEPT, "fresh"), "inter": ("sat", "paced")},
         haproxy("", ""),
         haproxy_missing,
         behind_proxy=True,
@@ -247,7 +267,7 @@ SETUPS: Final = (
         "B1",
         "the same, HAProxy tuned for this load: one thread, `http-reuse always`",
         2,
-        {"local": ("sat", "paced"), "inter": ("sat",)},
+        {"local": ("sat",)},
         haproxy("nbthread 1", "http-reuse always"),
         haproxy_missing,
         behind_proxy=True,
@@ -256,17 +276,23 @@ SETUPS: Final = (
         "C",
         "nginx, cookie stickiness, before two one-worker uvicorns",
         2,
-        {"local": ALL_LOADS, "inter": ("sat", "paced")},
+        {"local": ("sat", "fresh", *BODIES_AND_STREAMS, "ws")},
         nginx,
         nginx_missing,
         behind_proxy=True,
     ),
-    Setup("D", "two uvicorn workers, aiohttp hop", 2, {"remote": ALL_LOADS}, aiohttp_hop),
+    Setup(
+        "D",
+        "two uvicorn workers, aiohttp hop",
+        2,
+        {"remote": ("sat", "paced", *BODIES_AND_STREAMS), "any": ("fresh",)},
+        aiohttp_hop,
+    ),
     Setup(
         "H",
         "homing run --workers 2",
         2,
-        {"local": ALL_LOADS, "remote": ALL_LOADS, "inter": ("sat", "paced")},
+        {"local": KEPT, "remote": STEPS, "inter": ("sat", "paced"), "any": ("fresh",), "placed": ("sat",)},
         homing_run(),
         homing_missing,
     ),
@@ -274,11 +300,14 @@ SETUPS: Final = (
         "H0",
         "homing run --workers 2 --no-handoff",
         2,
-        {"remote": ALL_LOADS, "inter": ("sat", "paced")},
+        {"remote": KEPT, "inter": ("sat", "paced")},
         homing_run("--no-handoff"),
         homing_missing,
     ),
 )
+"""Not measured because the peer cannot do it: WebSockets through the aiohttp hop, which carries HTTP requests only, and a
+new connection per request at a *chosen* worker, which the kernel chooses: there the sessions are half of each worker, and
+about half of the requests cross."""
 
 MEMORY_TWIN: Final = Setup("M", "two uvicorn workers that import what homing's do", 2, {}, memory_twin)
 
@@ -290,6 +319,14 @@ class Server:
     setup: Setup
     port: int
     processes: list[subprocess.Popen[bytes]]
+    told_to_stop: bool = False
+
+    def tell_to_stop(self) -> None:
+        if not self.told_to_stop:
+            self.told_to_stop = True
+            for process in self.processes:
+                if process.poll() is None:
+                    process.terminate()
 
     def pids(self) -> list[int]:
         """All processes of this server, now: those started here and their descendants."""
@@ -353,12 +390,28 @@ def serving(setup: Setup, scratch: Path) -> Iterator[Server]:
         yield server
 
 
+@contextlib.contextmanager
+def all_serving(setups: list[Setup], scratch: Path) -> Iterator[dict[str, Server]]:
+    """All these setups at once, by key; they start together and stop together, which saves waiting.
+
+    Raises:
+        SetupError: As `serving`; what had started is stopped.
+    """
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(len(setups)) as threads:
+            starting = [threads.submit(stack.enter_context, serving(setup, scratch)) for setup in setups]
+        servers = [start.result() for start in starting]
+        try:
+            yield {server.setup.key: server for server in servers}
+        finally:
+            for server in servers:
+                server.tell_to_stop()
+
+
 def stop(server: Server, log: Path) -> None:
     """Ends the setup's processes; what has not ended in time is killed, and said."""
     pids = server.pids()
-    for process in server.processes:
-        if process.poll() is None:
-            process.terminate()
+    server.tell_to_stop()
     deadline = time.monotonic() + STOP_SECONDS
     late = False
     for process in server.processes:

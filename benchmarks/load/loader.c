@@ -9,12 +9,20 @@
  *   GET /healthz {…,"worker":"W"…}
  *   POST /reset  {…,"session_id":"S",…} and Set-Cookie; the owner in x-ng-session-owner, or none
  *   POST /step   {"observation":[N.0],…} for an environment that counts its steps, with the action 1
+ * Kinds of exchange:
+ *   step       GET /step over kept connections
+ *   fresh      the same, each over a connection of its own; latency counts from before it is opened
+ *   echo       POST /echo with a body of --body bytes; the reply is a step's, with that body after it
+ *   events     GET /events?every=--every, an endless stream of Server-Sent Events in chunks, each
+ *              data: {"session":"S","count":N,"worker":"W","at":T}   its N-th event, at T on the monotonic clock
+ *              where an event counts as a reply, and latency is what passed since T
+ *   websocket  GET /ws, then text messages of --body bytes, answered with a step's JSON and the message after it
  * Loads: closed loop (rate 0), or paced, where latency counts from the moment a request was
  * due, so a slow server cannot hide by delaying the next one. CPU time of the given processes is read here, at the
  * very edges of the measured window.
  *
  * Prints one line of JSON. Exit 2: wrong use; 1: the load could not be set up (one line on stderr).
- * Not here: starting servers, ratios, rounds (benchmarks/forwarding). Linux only (epoll, timerfd).
+ * Not here: what replies look like on the wire (wire.h); starting servers, ratios, rounds (benchmarks/forwarding). Linux only (epoll, timerfd).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,6 +31,7 @@
 #include <getopt.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,12 +40,18 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
+#include "wire.h"
 
 enum { MAX_CONNECTIONS = 1024, MAX_WORKERS = 16, MAX_PIDS = 64, BUFFER = 16384, NAME = 64, BURST = 16, BUSY = 24 };
-enum { REPLY_SECONDS = 10, MAX_DIALS = 20000, MAX_LATENCIES = 1 << 22 };
+enum { REPLY_SECONDS = 10, MAX_DIALS = 20000, MAX_LATENCIES = 1 << 22, MAX_BODY = 1 << 24, MAX_FRAME = 1 << 15 };
+enum { MAX_STARTS = 4096 };
+
+typedef enum { STEP, FRESH, ECHO, EVENTS, WEBSOCKET, KINDS } Kind;
+static const char *const KIND_NAMES[KINDS] = {"step", "fresh", "echo", "events", "websocket"};
 
 typedef struct {
-    char *request;    /* the whole GET /step, with this session's cookies */
+    char *request;    /* the whole request, with this session's cookies; a WebSocket's opening one */
+    int size;
     char id[NAME];
     int owner;        /* index into workers */
     long count;       /* steps answered so far; -1: unknown, after a lost reply */
@@ -46,17 +61,24 @@ typedef struct {
     int fd, home;     /* home: the worker this connection reaches; -1 behind a proxy */
     int busy, current, turn;
     int *sessions;    /* the sessions this connection asks for, in turn */
-    char in[BUFFER];
-    int length;
+    char *in, *text;  /* text: of events, without the chunks around them */
+    int length, text_length, waits_to_write;
+    const char *out;  /* what is still to be written */
+    int left;
+    long events;      /* of this stream; 0: its head has not come yet */
+    Chunks chunks;
     double asked_at, due_at;
 } Connection;
 
-static struct { int port, connections, workers, per_connection, behind_proxy, gymnasium, npids; double seconds, warm, rate;
-                const char *mode; pid_t pids[MAX_PIDS]; } want = {.connections = 32, .workers = 1, .per_connection = 1,
+static struct { int port, connections, workers, per_connection, behind_proxy, gymnasium, body, npids; double seconds, warm, rate, every;
+                const char *mode; Kind kind; pid_t pids[MAX_PIDS]; } want = {.connections = 32, .workers = 1, .per_connection = 1,
                 .seconds = 2, .warm = 0.3, .mode = "local"};
 static Connection connections[MAX_CONNECTIONS];
 static Session *sessions;
-static int nsessions;
+static int nsessions, spare[MAX_WORKERS][MAX_STARTS], nspare[MAX_WORKERS], epoll;
+static char *payload;      /* `want.body` bytes that go both ways */
+static char frame[MAX_FRAME + 16];
+static int frame_size;
 static char workers[MAX_WORKERS][NAME];
 static int nworkers;
 static float *latencies;
@@ -115,21 +137,7 @@ static int dial(void) {
     if (fd < 0 || connect(fd, (void *)&address, sizeof address) < 0)
         fail("cannot connect to 127.0.0.1:%d: %s", want.port, strerror(errno));
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (++dials > MAX_DIALS) fail("%ld connections did not reach every worker", dials);
     return fd;
-}
-
-/* Bytes of the first whole reply in `text`, its body's place and status; 0 while it is incomplete. */
-static int reply_length(char *text, int length, char **body, int *status) {
-    text[length] = 0;
-    char *end = strstr(text, "\r\n\r\n");
-    if (!end) return 0;
-    char *field = strcasestr(text, "\r\ncontent-length:");
-    if (!field || field > end) { *status = -1; return length; }
-    int total = (int)(end + 4 - text) + atoi(field + 17);
-    *body = end + 4;
-    *status = atoi(text + 9);
-    return length >= total ? total : 0;
 }
 
 static void put(int fd, const char *text) {
@@ -189,17 +197,41 @@ static int worker_of(const char *reply) {
 
 static const char *WHOAMI = "GET /whoami HTTP/1.1\r\nHost: localhost\r\n\r\n";
 static const char *START = "GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n";
-static const char *STEP = "GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\n"
-                          "Cookie: %s\r\n\r\n";
+static const char *REQUEST = "GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\n"
+                             "Cookie: %s\r\n\r\n";
 
 static void speak_gymnasium(void) {
     WHOAMI = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     START = "POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
-    STEP = "POST /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: %s\r\n"
+    REQUEST = "POST /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: %s\r\n"
            "x-ng-close-follows: 1\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{\"action\":1}";
 }
 
-/* Makes a session over `fd` and writes its GET /step; returns its number. */
+/* The request of the wanted kind, with a place for the session's cookies. */
+static void prepare(void) {
+    static char request[1024];
+    char line[128] = "GET /step", more[256] = "";
+    if (want.gymnasium) { speak_gymnasium(); return; }
+    switch (want.kind) {
+    case STEP: case KINDS: return;
+    case FRESH: strcpy(more, "Connection: close\r\n"); break;
+    case EVENTS: snprintf(line, sizeof line, "GET /events?every=%g", want.every); break;
+    case ECHO:
+        strcpy(line, "POST /echo");
+        snprintf(more, sizeof more, "Content-Type: application/octet-stream\r\nContent-Length: %d\r\n", want.body);
+        break;
+    case WEBSOCKET:
+        strcpy(line, "GET /ws");
+        strcpy(more, "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+                     "Sec-WebSocket-Key: bG9hZGVyIGxvYWRlciEhIQ==\r\n");
+        frame_size = text_frame(frame, payload, want.body);
+    }
+    snprintf(request, sizeof request, "%s HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\n%s"
+                                      "Cookie: %%s\r\n\r\n", line, more);
+    REQUEST = request;
+}
+
+/* Makes a session over `fd` and writes its request; returns its number. */
 static int start_session(int fd) {
     char in[BUFFER], reply[BUFFER], cookies[4096] = "";
     int length = 0;
@@ -219,8 +251,14 @@ static int start_session(int fd) {
     session->count = 0;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    if (asprintf(&session->request, STEP, cookies) < 0) fail("out of memory");
+    session->size = asprintf(&session->request, REQUEST, cookies);
 #pragma GCC diagnostic pop
+    if (session->size < 0) fail("out of memory");
+    if (want.kind == ECHO) {
+        session->request = realloc(session->request, session->size + want.body);
+        memcpy(session->request + session->size, payload, want.body);
+        session->size += want.body;
+    }
     return nsessions++;
 }
 
@@ -235,7 +273,7 @@ static void dial_workers(const int *needed, int kept[][MAX_CONNECTIONS]) {
     while (missing) {
         int busy[MAX_WORKERS], fds[BURST], length;
         char in[BUFFER], reply[BUFFER];
-        if (now() > deadline) fail("after %ld connections %d are still missing at some worker", dials, missing);
+        if ((dials += BURST) > MAX_DIALS || now() > deadline) fail("after %ld connections %d are still missing at some worker", dials, missing);
         for (int w = 0; w < want.workers; w++)
             if ((busy[w] = have[w] && have[w] == needed[w]))
                 for (int i = 0; i < BUSY; i++) put(kept[w][0], WHOAMI);
@@ -255,6 +293,19 @@ static void dial_workers(const int *needed, int kept[][MAX_CONNECTIONS]) {
     }
 }
 
+/* A new session that worker `w` owns, made over a connection to it. A server may place a new session at another of its
+ * workers, which is then kept for who asks for one of that worker; an unrouted one belongs to the worker reached. */
+static int start_session_at(int w, int fd) {
+    for (int tries = 0; !nspare[w]; tries++) {
+        if (tries == MAX_STARTS) fail("none of %d sessions belongs to worker %s", tries, workers[w]);
+        int session = start_session(fd), owner = sessions[session].owner;
+        if (owner == w) return session;
+        if (nspare[owner] == MAX_STARTS) fail("worker %s owns all new sessions", workers[owner]);
+        spare[owner][nspare[owner]++] = session;
+    }
+    return spare[w][--nspare[w]];
+}
+
 static void add_session(Connection *c, int session) {
     c->sessions[c->turn++] = session;
 }
@@ -263,8 +314,12 @@ static void add_session(Connection *c, int session) {
 static void set_up(void) {
     int inter = !strcmp(want.mode, "inter"), remote = !strcmp(want.mode, "remote");
     int per = want.per_connection;
-    sessions = calloc((size_t)want.connections * per, sizeof *sessions);
-    for (int i = 0; i < want.connections; i++) connections[i].sessions = calloc(per, sizeof(int));
+    sessions = calloc((size_t)want.connections * per + MAX_STARTS, sizeof *sessions);
+    for (int i = 0; i < want.connections; i++) {
+        connections[i].sessions = calloc(per, sizeof(int));
+        connections[i].in = malloc(BUFFER + want.body);
+        connections[i].text = malloc(2 * BUFFER);
+    }
     if (want.behind_proxy) { /* the proxy chooses a worker for each new session */
         for (int i = 0; i < want.connections; i++) {
             connections[i].home = -1;
@@ -284,12 +339,8 @@ static void set_up(void) {
     }
     for (int i = 0; i < want.connections; i++)
         for (int s = 0; s < per; s++) {
-            /* An unrouted new session belongs to the worker that its first request reaches. */
             int w = (connections[i].home + (inter ? s : remote)) % want.workers;
-            int session = start_session(kept[w][0]);
-            if (sessions[session].owner != w) fail("worker %s owns a session started at %s",
-                                                   workers[sessions[session].owner], workers[w]);
-            add_session(&connections[i], session);
+            add_session(&connections[i], start_session_at(w, kept[w][0]));
         }
     for (int w = 0; w < want.workers; w++)
         for (int i = next[w]; i < needed[w]; i++) close(kept[w][i]);
@@ -309,22 +360,81 @@ static void shuffle(void) {
     }
 }
 
-static void ask(Connection *c, double due) {
+/* Writes what it can of what is left; the loop comes back here when the socket takes more. */
+static void push(Connection *c, int number) {
+    while (c->left > 0) {
+        ssize_t done = write(c->fd, c->out, c->left);
+        if (done < 0 && errno == EAGAIN) break;
+        if (done < 0) { c->left = 0; break; } /* its read says what became of it */
+        c->out += done;
+        c->left -= done;
+    }
+    if (c->waits_to_write == (c->left > 0)) return;
+    c->waits_to_write = c->left > 0;
+    struct epoll_event event = {.events = EPOLLIN | (c->waits_to_write ? EPOLLOUT : 0), .data.u32 = number};
+    epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event);
+}
+
+static void watch(int number) {
+    Connection *c = &connections[number];
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = number};
+    fcntl(c->fd, F_SETFL, O_NONBLOCK);
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &event) < 0) fail("epoll: %s", strerror(errno));
+    c->waits_to_write = c->left = 0;
+}
+
+/* A new connection, which may reach another worker than the one before. */
+static void dial_anew(int number) {
+    Connection *c = &connections[number];
+    close(c->fd);
+    c->fd = dial();
+    c->home = -1;
+    c->busy = c->length = 0;
+}
+
+/* Opens the WebSocket of this connection's session, and waits until it is open. */
+static void open_websocket(Connection *c) {
+    char head[BUFFER];
+    int length = 0;
+    Session *session = &sessions[c->sessions[0]];
+    if (write(c->fd, session->request, session->size) != session->size) fail("the server does not take a WebSocket");
+    while (!length || !strstr(head, "\r\n\r\n")) {
+        struct pollfd wait = {.fd = c->fd, .events = POLLIN};
+        if (poll(&wait, 1, REPLY_SECONDS * 1000) <= 0) fail("no WebSocket within %d s", REPLY_SECONDS);
+        ssize_t got = read(c->fd, head + length, BUFFER - 1 - length);
+        if (got <= 0) fail("the server closed a WebSocket before it was open");
+        head[length += (int)got] = 0;
+    }
+    if (strncmp(head + 9, "101", 3)) fail("status %.3s for a WebSocket", head + 9);
+}
+
+static void ask(int number, double due) {
+    Connection *c = &connections[number];
     c->current = c->sessions[c->turn++ % want.per_connection];
     c->asked_at = due ? due : now();
+    if (want.kind == FRESH && c->busy < 0) {
+        dial_anew(number);
+        watch(number);
+    }
     c->busy = 1;
-    c->length = 0;
-    const char *request = sessions[c->current].request;
-    size_t length = strlen(request);
-    if (write(c->fd, request, length) != (ssize_t)length) errors++; /* its read says the rest */
+    c->length = c->text_length = 0;
+    c->events = 0;
+    c->chunks = (Chunks){0};
+    c->out = want.kind == WEBSOCKET ? frame : sessions[c->current].request;
+    c->left = want.kind == WEBSOCKET ? frame_size : sessions[c->current].size;
+    push(c, number);
+}
+
+static void note_latency(double seconds) {
+    replies++;
+    if (nlatencies < MAX_LATENCIES) latencies[nlatencies++] = (float)seconds;
 }
 
 /* Counts one reply. A session's count is exact: it fails if a step ran twice, was lost, or ran elsewhere. */
 static void judge(Connection *c, int status, const char *body, int length) {
     Session *session = &sessions[c->current];
     char expected[512];
-    replies++;
-    if (nlatencies < MAX_LATENCIES) latencies[nlatencies++] = (float)(now() - c->asked_at);
+    note_latency(now() - c->asked_at);
     if (status != 200) { errors++; session->count = -1; return; }
     if (session->count < 0) { /* resumes after a reply that was lost */
         const char *key = want.gymnasium ? "\"observation\":[" : "\"count\":", *count = strstr(body, key);
@@ -332,14 +442,37 @@ static void judge(Connection *c, int status, const char *body, int length) {
     }
     int size = want.gymnasium ? snprintf(expected, sizeof expected, "{\"observation\":[%ld.0],", ++session->count) : snprintf(expected, sizeof expected, "{\"session\":\"%s\",\"count\":%ld,\"worker\":\"%s\"}", session->id,
                         ++session->count, workers[session->owner]);
-    if ((want.gymnasium ? size > length : size != length) || memcmp(expected, body, size)) { wrong++; session->count = -1; }
+    if ((want.gymnasium ? size > length : size + want.body != length) || memcmp(expected, body, size) ||
+        memcmp(payload, body + size, want.body)) { wrong++; session->count = -1; }
     crossed += c->home >= 0 && c->home != session->owner;
 }
 
-static void watch(int epoll, int i) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
-    fcntl(connections[i].fd, F_SETFL, O_NONBLOCK);
-    if (epoll_ctl(epoll, EPOLL_CTL_ADD, connections[i].fd, &event) < 0) fail("epoll: %s", strerror(errno));
+/* Counts the events that have come whole; 0 if the stream broke. */
+static int judge_events(Connection *c) {
+    Session *session = &sessions[c->current];
+    if (!c->events) {
+        c->in[c->length] = 0;
+        char *end = strstr(c->in, "\r\n\r\n");
+        if (!end) return 1;
+        if (atoi(c->in + 9) != 200 || !strcasestr(c->in, "\r\ntransfer-encoding: chunked")) return 0;
+        c->events = 1;
+        c->length -= (int)(end + 4 - c->in);
+        memmove(c->in, end + 4, c->length);
+    }
+    if (dechunk(&c->chunks, c->in, &c->length, c->text, &c->text_length) < 0) return 0;
+    if (c->text_length > BUFFER) return 0; /* no end of an event in all that */
+    char expected[512], *at = c->text, *end;
+    c->text[c->text_length] = 0;
+    for (; (end = strstr(at, "\n\n")); at = end + 2) {
+        int size = snprintf(expected, sizeof expected, "data: {\"session\":\"%s\",\"count\":%ld,\"worker\":\"%s\",\"at\":",
+                            session->id, c->events++, workers[session->owner]);
+        if (strncmp(at, expected, size)) { wrong++; replies++; continue; }
+        note_latency(now() - atof(at + size));
+        crossed += c->home >= 0 && c->home != session->owner;
+    }
+    c->text_length -= (int)(at - c->text);
+    memmove(c->text, at, c->text_length);
+    return 1;
 }
 
 static void arm(int timer, double at) {
@@ -357,17 +490,20 @@ static double percentile(double p) {
 }
 
 static void run(void) {
-    int epoll = epoll_create1(EPOLL_CLOEXEC), timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    epoll = epoll_create1(EPOLL_CLOEXEC);
+    int timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     struct epoll_event clock = {.events = EPOLLIN, .data.u32 = MAX_CONNECTIONS}, events[256];
     epoll_ctl(epoll, EPOLL_CTL_ADD, timer, &clock);
     double begin = now(), measured_from = begin + want.warm, end = measured_from + want.seconds, started = 0;
     double between = want.rate > 0 ? want.connections / want.rate : 0, cpu = 0, own = 0;
     for (int i = 0; i < want.connections; i++) {
-        watch(epoll, i);
+        if (want.kind == WEBSOCKET) open_websocket(&connections[i]);
+        watch(i);
         connections[i].due_at = begin + between * i / want.connections;
-        if (!between) ask(&connections[i], 0);
+        if (!between) ask(i, 0);
     }
-    for (double t; (t = now()) < end;) {
+    /* A server that is slow beyond measure is measured until its first reply: nothing can be told of none. */
+    for (double t; (t = now()) < end || (!replies && t < end + REPLY_SECONDS);) {
         if (!started && t >= measured_from) {
             nlatencies = replies = errors = wrong = crossed = 0;
             cpu = cpu_of_servers();
@@ -378,8 +514,8 @@ static void run(void) {
         double next = started ? end : measured_from;
         for (int i = 0; between && i < want.connections; i++) {
             Connection *c = &connections[i];
-            if (c->busy) continue;
-            if (c->due_at <= t) { ask(c, c->due_at); c->due_at += between; }
+            if (c->busy > 0) continue;
+            if (c->due_at <= t) { ask(i, c->due_at); c->due_at += between; }
             else if (c->due_at < next) next = c->due_at;
         }
         arm(timer, next);
@@ -390,29 +526,30 @@ static void run(void) {
                 if (read(timer, &expirations, sizeof expirations) < 0 && errno != EAGAIN) fail("timerfd");
                 continue;
             }
-            Connection *c = &connections[events[e].data.u32];
-            ssize_t got = read(c->fd, c->in + c->length, BUFFER - 1 - c->length);
+            int number = (int)events[e].data.u32;
+            Connection *c = &connections[number];
+            if (events[e].events & EPOLLOUT) push(c, number);
+            ssize_t got = read(c->fd, c->in + c->length, BUFFER - 1 + (want.kind == ECHO ? want.body : 0) - c->length);
             if (got < 0 && errno == EAGAIN) continue;
-            if (got <= 0) { /* the step's outcome is unknown; a new connection may reach another worker */
+            if (got > 0) c->length += (int)got;
+            if (want.kind == EVENTS && got > 0 && judge_events(c)) continue;
+            if (got <= 0 || want.kind == EVENTS) { /* the outcome is unknown */
                 errors++;
                 sessions[c->current].count = -1;
-                close(c->fd);
-                c->fd = dial();
-                c->home = -1;
-                c->busy = 0;
-                watch(epoll, events[e].data.u32);
-                if (!between) ask(c, 0);
+                dial_anew(number);
+                if (want.kind == WEBSOCKET) open_websocket(c);
+                watch(number);
+                if (!between) ask(number, 0);
                 continue;
             }
-            c->length += got;
             char *body = c->in;
-            int status, whole = reply_length(c->in, c->length, &body, &status);
+            int status, whole = (want.kind == WEBSOCKET ? frame_length : reply_length)(c->in, c->length, &body, &status);
             if (!whole) continue;
-            if (!c->busy || c->length != whole) { errors++; c->length = 0; continue; } /* a reply nobody asked for */
+            if (c->busy <= 0 || c->length != whole) { errors++; c->length = 0; continue; } /* a reply nobody asked for */
             judge(c, status, body, (int)(c->in + whole - body));
-            c->busy = 0;
+            c->busy = want.kind == FRESH ? -1 : 0;
             c->length = 0;
-            if (!between) ask(c, 0);
+            if (!between) ask(number, 0);
         }
     }
     double seconds = now() - started;
@@ -431,6 +568,7 @@ static void run(void) {
 static void usage(void) {
     fputs("usage: loader --port N [--connections 32] [--seconds 2] [--warm 0.3] [--rate 0: closed loop]\n"
           "              [--workers 1] [--mode local|remote|inter] [--sessions-per-connection 1]\n"
+          "              [--kind step|fresh|echo|events|websocket] [--body BYTES] [--every SECONDS between events]\n"
           "              [--behind-proxy: do not choose workers] [--gymnasium] [--pid PID]...\n", stderr);
     exit(2);
 }
@@ -440,7 +578,7 @@ int main(int argc, char **argv) {
         {"port", 1, 0, 'p'}, {"connections", 1, 0, 'c'}, {"seconds", 1, 0, 's'}, {"warm", 1, 0, 'w'},
         {"rate", 1, 0, 'r'}, {"workers", 1, 0, 'n'}, {"mode", 1, 0, 'm'}, {"sessions-per-connection", 1, 0, 'k'},
         {"behind-proxy", 0, 0, 'b'}, {"pid", 1, 0, 'i'},
-        {"gymnasium", 0, 0, 'g'}, {0, 0, 0, 0}};
+        {"gymnasium", 0, 0, 'g'}, {"kind", 1, 0, 'x'}, {"body", 1, 0, 'o'}, {"every", 1, 0, 'e'}, {0, 0, 0, 0}};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) switch (option) {
         case 'p': want.port = atoi(optarg); break;
         case 'c': want.connections = atoi(optarg); break;
@@ -452,14 +590,24 @@ int main(int argc, char **argv) {
         case 'k': want.per_connection = atoi(optarg); break;
         case 'b': want.behind_proxy = 1; break;
         case 'g': want.gymnasium = 1; break;
+        case 'o': want.body = atoi(optarg); break;
+        case 'e': want.every = atof(optarg); break;
+        case 'x':
+            for (want.kind = STEP; want.kind < KINDS && strcmp(optarg, KIND_NAMES[want.kind]);) want.kind++;
+            break;
         case 'i': if (want.npids < MAX_PIDS) want.pids[want.npids++] = atoi(optarg); break;
         default: usage();
     }
     if (optind < argc || want.port < 1 || want.connections < 1 || want.connections > MAX_CONNECTIONS ||
         want.workers < 1 || want.workers > MAX_WORKERS || want.per_connection < 1 || want.per_connection > 4096 ||
-        want.seconds <= 0 || (strcmp(want.mode, "local") && strcmp(want.mode, "remote") && strcmp(want.mode, "inter")))
+        want.seconds <= 0 || want.kind == KINDS || (want.gymnasium && want.kind) || want.body < 0 ||
+        want.body > (want.kind == ECHO ? MAX_BODY : want.kind == WEBSOCKET ? MAX_FRAME : 0) || want.every < 0 ||
+        (want.kind == WEBSOCKET && want.per_connection > 1) || (want.rate && (want.kind == FRESH || want.kind == EVENTS)) || (strcmp(want.mode, "local") && strcmp(want.mode, "remote") && strcmp(want.mode, "inter")))
         usage();
-    if (want.gymnasium) speak_gymnasium();
+    signal(SIGPIPE, SIG_IGN);
+    payload = malloc(want.body + 1);
+    for (int i = 0; i < want.body; i++) payload[i] = (char)('a' + i % 26);
+    prepare();
     latencies = malloc(MAX_LATENCIES * sizeof *latencies);
     set_up();
     shuffle();

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 SOURCE: Final = Path(__file__).with_name("loader.c")
+SOURCES: Final = (SOURCE, SOURCE.with_name("wire.h"))
 BUILD_DIRECTORY: Final = SOURCE.with_name("build")
 
 
@@ -30,9 +31,12 @@ class Load:
     Attributes:
         mode: Whose session each request names: `local` one of the worker its connection reaches, `remote` one of
             another worker, `inter` half of them each, in turn, in a shuffled order.
+        kind: What is exchanged, one of `step`, `fresh`, `echo`, `events`, `websocket`, as `loader.c` says at its top.
         requests_per_second: Over all connections; 0 is a closed loop.
         sessions_per_connection: 1, or how many sessions each connection asks for in turn.
         behind_proxy: The workers stand behind a proxy, so no connection reaches one of them in particular.
+        body_bytes: Of each `echo` or `websocket` message, both ways.
+        every_seconds: Between two events of a stream; 0 is as fast as they go.
         gymnasium: The server is a Gymnasium server, whose environment counts its steps.
     """
 
@@ -40,6 +44,9 @@ class Load:
     connections: int
     seconds: float
     workers: int
+    kind: str = "step"
+    body_bytes: int = 0
+    every_seconds: float = 0
     requests_per_second: float = 0
     sessions_per_connection: int = 1
     warm_seconds: float = 0.3
@@ -49,6 +56,9 @@ class Load:
     def arguments(self) -> list[str]:
         options = {
             "mode": self.mode,
+            "kind": self.kind,
+            "body": self.body_bytes,
+            "every": self.every_seconds,
             "connections": self.connections,
             "seconds": self.seconds,
             "warm": self.warm_seconds,
@@ -71,7 +81,7 @@ class Loader:
         """Load the server at 127.0.0.1:`port`; `pids` are all its processes, whose CPU time is read.
 
         Returns:
-            `replies`, `errors` (no reply, or not 200), `wrong` (another session's data, count or owner), `seconds`,
+            `replies` (of events: how many came), `errors` (no reply, or not 200), `wrong` (another session's data, count or owner), `seconds`,
             `requests_per_second`, `p50_us`, `p99_us`, `cpu_us` (per reply, of all `pids`),
             `server_cpu_seconds`, `loader_cpu_seconds`, `crossed` (replies whose session lives at another worker than
             the one its connection reaches), `dials`, `workers` (their names).
@@ -100,7 +110,7 @@ def build_loader() -> Loader:
     Raises:
         LoaderError: There is no C compiler, or it failed.
     """
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:16]
     program = BUILD_DIRECTORY / f"loader-{digest}"
     if program.exists():
         return Loader(program)

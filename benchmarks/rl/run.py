@@ -115,7 +115,15 @@ def in_process(milliseconds: float, seconds: float) -> Cell:
 
 
 def loaded(loader: Loader, server: Server, mode: str, workers: int, seconds: float) -> Cell:
-    load = Load(mode, CONNECTIONS, seconds, workers, 0, 2 if mode == "inter" else 1, min(0.5, seconds), gymnasium=True)
+    load = Load(
+        mode,
+        CONNECTIONS,
+        seconds,
+        workers,
+        sessions_per_connection=2 if mode == "inter" else 1,
+        warm_seconds=min(0.5, seconds),
+        gymnasium=True,
+    )
     result = loader.run(server.port, load, server.pids)
     if result["errors"] or result["wrong"]:
         raise RuntimeError(f"the server gave {result['errors']} errors and {result['wrong']} wrong observations")
@@ -206,7 +214,9 @@ def memory(loader: Loader) -> dict[str, float]:
         loaded(loader, server, "local", 2, 0.5)
         before = server.resident_kib()
         per_connection = IDLE_SESSIONS // CONNECTIONS
-        load = Load("local", CONNECTIONS, 0.5, 2, 0, per_connection, 0, gymnasium=True)
+        load = Load(
+            "local", CONNECTIONS, 0.5, 2, sessions_per_connection=per_connection, warm_seconds=0, gymnasium=True
+        )
         loader.run(server.port, load, server.pids)
         whole = (server.resident_kib() - before) / IDLE_SESSIONS
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}

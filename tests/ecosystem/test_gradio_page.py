@@ -12,7 +12,7 @@ from tests.support.served import ECOSYSTEM, served
 pytestmark = [
     pytest.mark.ecosystem,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium-headless-shell)"),
 ]
 
 PAGES = 4

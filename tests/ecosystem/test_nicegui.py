@@ -42,7 +42,7 @@ def test_every_click_reaches_the_process_that_built_the_page(server: Served, tra
         pids |= set(asyncio.run(pages()))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium-headless-shell)")
 def test_the_page_s_own_script_in_a_browser_counts_its_clicks(server: Served) -> None:
     asyncio.run(_browse(server.url))
 

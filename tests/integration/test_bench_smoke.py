@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from benchmarks import goals
 from benchmarks.forwarding import report
+from benchmarks.forwarding.loads import LOADS
 from benchmarks.forwarding.setups import SETUPS, Setup, serving
 from benchmarks.load import Load, build_loader
 from benchmarks.spread import spread
@@ -28,7 +30,7 @@ def setup(key: str) -> Setup:
 
 
 def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
-    options = ["--rounds=1", "--seconds=0.5", "--setups=A,H", "--json", f"--out={tmp_path}"]
+    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H", "--json", f"--out={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.forwarding.run", *options],
         cwd=ROOT,
@@ -41,7 +43,9 @@ def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> N
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "rounds.json").read_text())
     cells = {(c["setup"], c["mode"], c["load"]): c for c in result["rounds"][0]["cells"]}
-    assert {key[:2] for key in cells} == {("A", "local"), ("H", "local"), ("H", "remote"), ("H", "inter")}
+    modes = {("H", mode) for mode in ("local", "remote", "inter", "any", "placed")}
+    assert {key[:2] for key in cells} == {("A", "local"), *modes}
+    assert {key[2] for key in cells} == set(LOADS)
     for cell in cells.values():
         assert (cell["errors"], cell["wrong"]) == (0, 0)
         assert cell["replies"] > 0
@@ -52,10 +56,32 @@ def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> N
 
 def test_the_loader_sees_every_reply_of_a_worker_that_does_not_hold_the_session() -> None:
     with tempfile.TemporaryDirectory(prefix="homing-bench-") as scratch, serving(setup("A2"), Path(scratch)) as server:
-        load = Load("remote", connections=4, seconds=0.2, workers=2)
-        result = build_loader().run(server.port, load, server.pids())
-    assert result["replies"] > 0
-    assert result["wrong"] == result["replies"]
+        for kind, body_bytes in (("step", 0), ("echo", 100), ("events", 0), ("websocket", 100)):
+            load = Load("remote", connections=4, seconds=0.2, workers=2, kind=kind, body_bytes=body_bytes)
+            result = build_loader().run(server.port, load, server.pids())
+            assert result["replies"] > 0, kind
+            assert result["wrong"] == result["replies"], (kind, result)
+
+
+def test_bodies_pass_a_forwarder_and_every_goal_that_was_measured_is_on_its_page(tmp_path: Path) -> None:
+    options = ["--rounds=1", "--mib=0.5", f"--out={tmp_path / 'bodies'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bodies.run", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [measured] = json.loads((tmp_path / "bodies" / "rounds.json").read_text())["rounds"]
+    assert all(measured[way]["mib_per_second"] > 0 for way in ("upload", "download"))
+    shutil.copytree(ROOT / "benchmarks" / "owners", tmp_path / "owners")
+    page = goals.page(tmp_path)
+    for way in ("upload", "download"):
+        assert f"20 streams, {way}: extra memory in the forwarder per stream" in page
+    assert "acquire + release of a session, tmpfs" in page
+    assert "Not measured: there is no `forwarding/rounds.json`" in page
 
 
 def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it() -> None:
@@ -69,7 +95,7 @@ def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it(
 
 def test_a_ratio_is_formed_inside_each_round() -> None:
     def cell(name: str, mode: str, cpu: float) -> dict[str, object]:
-        return {"setup": name, "mode": mode, "load": "sat", "cpu_us": cpu}
+        return {"setup": name, "mode": mode, "load": "sat", "replies": 1, "cpu_us": cpu}
 
     rounds = [{"cells": [cell("H", "local", 100 * i), cell("A2", "local", 50 * i)]} for i in (1, 9, 2)]
     goal = report.Goal("", ("H", "local", "sat"), ("A2", "local", "sat"), None)

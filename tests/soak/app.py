@@ -22,8 +22,12 @@ import itertools
 import json
 import os
 import secrets
+import signal
+import sys
 import time
+import traceback
 import uuid
+from types import FrameType
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -190,6 +194,7 @@ class SoakApp:
     async def _live(self, receive: Any, send: Any) -> None:
         await receive()
         self._journal = Journal(os.environ[JOURNAL_ENV])
+        say_what_is_under_way_when_asked()
         self._journal.write("ready", 0, "", "")
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -327,6 +332,19 @@ def set_wall_clock(shift_seconds: float) -> None:
 
     time.time = shifted
     SystemClock.wall = staticmethod(shifted)
+
+
+def say_what_is_under_way_when_asked() -> None:
+    """On SIGUSR1: where the main thread is, and what each task waits for, on stderr. For a worker that does not end."""
+    loop = asyncio.get_running_loop()
+
+    def say(_: int, frame: FrameType | None) -> None:
+        print(f"worker [{os.getpid()}] is asked what is under way\n", *traceback.format_stack(frame), file=sys.stderr)
+        for task in asyncio.all_tasks(loop):
+            task.print_stack(file=sys.stderr)
+        sys.stderr.flush()
+
+    signal.signal(signal.SIGUSR1, say)
 
 
 def fork(seconds: float) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import tempfile
 import time
@@ -38,7 +39,8 @@ WORKERS: Final = 3
 PLAYERS: Final = 24
 CROWD: Final = 6
 CROWD_SESSIONS: Final = 2
-FAULT_EVERY_SECONDS: Final = 1.0
+FAULT_EVERY_SECONDS: Final = 0.8
+"""With the waits until two workers serve, a fault about every 1.3 s."""
 
 IDLE_SECONDS: Final = 5.0
 OWNER_TIMEOUT_SECONDS: Final = 2.0
@@ -106,7 +108,7 @@ class Report:
     load_average: list[float] = field(default_factory=list)
     """The machine's, over a minute, at the start and at the end."""
     log: list[str] = field(default_factory=list)
-    """The server's, where something is broken."""
+    """The server's, where something is broken, with the seconds since its first line, and the faults between its lines."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -155,7 +157,7 @@ async def soak(seconds: float, seed: int, players: int = PLAYERS) -> Report:
             await server.log.until(r"all \d+ workers are ready")
             run_directory = server.log.find(r"run directory (\S+)$")[0][1]
             place = Place(server, run_directory, mounted if wrap else None)
-            await _soak(report, server, workers, journals, place)
+            faults = await _soak(report, server, workers, journals, place)
             if code := await server.stop(timeout_seconds=40):
                 report.broken.append(f"P3: the server's exit code is {code}")
             left = os.listdir(run_directory) if wrap and os.path.exists(run_directory) else []
@@ -164,7 +166,9 @@ async def soak(seconds: float, seed: int, players: int = PLAYERS) -> Report:
         report.broken += [f"P3: the log says {match.string!r}" for match in server.log.find(LEFT_BEHIND)]
         report.broken += [f"the log has {text}" for text in _errors(server.log.lines)]
         if report.broken:
-            report.log = list(server.log.lines)
+            report.log = server.log.timed(
+                (fault.time, f"------- {fault.kind} of {fault.pid}, {fault.hit} requests under way") for fault in faults
+            )
     report.load_average.append(round(os.getloadavg()[0], 1))
     return report
 
@@ -193,7 +197,7 @@ def _errors(lines: Iterable[str]) -> list[str]:
     return [text for text in found if not any(line in text for line in expected)]
 
 
-async def _soak(report: Report, server: ServerProcess, workers: Workers, journals: Path, place: Place) -> None:
+async def _soak(report: Report, server: ServerProcess, workers: Workers, journals: Path, place: Place) -> list[Fault]:
     random = Random(report.seed)
     load = Load(server.address)
     start = await _vitals_of_all(server.address, workers)
@@ -221,6 +225,7 @@ async def _soak(report: Report, server: ServerProcess, workers: Workers, journal
     history = History(load.calls, read_journals(journals), dict(workers.fates), IDLE_SECONDS, injector.windows)
     report.broken += map(str, check(history))
     _count(report, history, load, injector)
+    return injector.faults
 
 
 # --- workers ---
@@ -309,6 +314,10 @@ async def _full_service(report: Report, load: Load, workers: Workers, journals: 
                 for at, wire in wires.items():
                     await _works(load, at, wire, wires)
     except (TimeoutError, AssertionError) as error:
+        for pid in workers.alive():
+            workers.signal(pid, signal.SIGUSR1)  # their log then says what they wait for
+        fates = {pid: workers.fates[pid] for pid in workers.alive()}
+        report.broken.append(f"recovery: at {time.monotonic()} there are {fates}, able {_ready(journals, workers)}")
         report.broken.append(f"recovery: not all workers serve {RECOVER_SECONDS} s after the last fault: {error!r}")
     report.full_service_seconds = time.monotonic() - last_fault
 

@@ -18,7 +18,20 @@ from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
 
-CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM: Final = next(
+    (
+        found
+        for name in (
+            "chromium",
+            "chromium-browser",
+            "google-chrome",
+            "chromium-headless-shell",
+            "chrome-headless-shell",
+        )
+        if (found := shutil.which(name)) is not None
+    ),
+    None,
+)
 SHOWS: Final = """
 new Promise(resolve => {
   const pattern = new RegExp(PATTERN);

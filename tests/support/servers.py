@@ -15,8 +15,9 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ class Log:
     """What the server wrote, kept line by line; waits are for lines to come or already there."""
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    """When each line came, on the monotonic clock."""
     ended: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -62,6 +65,7 @@ class Log:
             if not line:
                 break
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
+            self.times.append(time.monotonic())
             self._changed.set()
         self.ended = True
         self._changed.set()
@@ -88,8 +92,13 @@ class Log:
             raise ServerError(f"{pattern!r} came less than {count} times in {timeout_seconds} s{self}") from None
         return found
 
+    def timed(self, beside: Iterable[tuple[float, str]] = ()) -> list[str]:
+        """The lines with the seconds since the first, and what else happened at times on the monotonic clock."""
+        happened = sorted([*zip(self.times, self.lines, strict=True), *beside], key=lambda each: each[0])
+        return [f"{at - happened[0][0]:9.3f} {line}" for at, line in happened]
+
     def __str__(self) -> str:
-        return "; its log:\n" + "\n".join(f"    | {line}" for line in self.lines)
+        return "; its log:\n" + "\n".join(f"    | {line}" for line in self.timed())
 
 
 class ServerProcess:

@@ -32,7 +32,7 @@ _FENCE: Final = re.compile(r'^( *)```(\w*)(?: title="([^"]+)")?[^\n]*\n(.*?)^\1`
 _PORT: Final = re.compile(r"\b(127\.0\.0\.1|localhost):(\d+)\b")
 _DEFAULT_PORT: Final = "8000"
 START_SECONDS: Final = 240.0
-COMMAND_SECONDS: Final = 110.0
+COMMAND_SECONDS: Final = 300
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
 from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
 from homing.rundir import worker_socket_path
+from homing.tasks import ended
 from homing.types import Reason, Scope, Send, WorkerId
 
 __all__ = ["Counters", "Forwarder", "Replayable", "replayable"]
@@ -105,8 +106,7 @@ class Forwarder:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(tasks)
 
     async def forward(
         self,

@@ -40,6 +40,7 @@ from homing.forwarding.frames import (
 )
 from homing.forwarding.stream import FrameStream
 from homing.rundir import close_after_fork
+from homing.tasks import ended
 from homing.types import ASGIApp
 
 logger = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class Receiver:
         self.closed = True
         self._ticker.cancel()
         self._accepting.cancel()
-        await asyncio.wait({self._accepting})
+        await ended([self._accepting])
         self.listener.close()
         if self._spare >= 0:
             os.close(self._spare)
@@ -231,8 +232,7 @@ class Receiver:
         tasks = [*self.requests.values(), *self._tasks]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await ended(tasks)
         self.requests.clear()
         for connection in list(self.connections):
             connection.abort()

@@ -33,6 +33,7 @@ from homing.lifetime.base import SessionLifetimes
 from homing.routing.path_keys import PathKeys
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
+from homing.tasks import ended
 from homing.types import PATH, SESSION, ASGIApp, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -265,7 +266,7 @@ def fresh_worker_id() -> tuple[WorkerId, int]:
 
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
-    await asyncio.wait([task])
+    await ended([task])
 
 
 @contextmanager

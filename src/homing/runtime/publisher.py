@@ -14,6 +14,7 @@ from homing.clock import SYSTEM_CLOCK
 from homing.errors import RunDirectoryError
 from homing.routing.worker import Worker
 from homing.runtime.handoff import Handoffs
+from homing.tasks import ended
 from homing.watch.figures import encode_figures, figures_of
 from homing.watch.page import Row, open_row
 
@@ -41,7 +42,7 @@ class Publisher:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await ended([task])
         row, self._row = self._row, None
         if row is not None:
             with contextlib.closing(row):
