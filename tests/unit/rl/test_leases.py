@@ -13,7 +13,10 @@ import pytest
 
 from homing.rl.episodes.leases import MAX_TRIES, Close, Leases
 
-CLOSES = [Close("the agent session", "http://a/close", {"id": "x"}), Close("the resources session", "http://r/close", {})]
+CLOSES = [
+    Close("the agent session", "http://a/close", {"id": "x"}),
+    Close("the resources session", "http://r/close", {}),
+]
 
 HOLDER = """
 import sys, time
