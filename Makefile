@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl model clean demo-rl
+.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web setup-browsergym demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl bench-web model clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
@@ -42,6 +42,10 @@ demo-web:
 setup-web:
 	@sh scripts/setup.sh web
 
+# The peer of benchmarks/web, in an environment of its own; without it that benchmark leaves the peer out, and says so.
+setup-browsergym:
+	@sh scripts/setup.sh browsergym
+
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1 setup-web
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
@@ -69,10 +73,14 @@ soak: setup
 	$(PYTHON) -m benchmarks.soak.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(PLAYERS),--players $(PLAYERS)) $(if $(WRITE),--write)
 
-# Browser sessions under seeded faults: nothing left, no fault scored as a reward. SEED= repeats one; its report is printed.
+# Browser sessions in real browsers under seeded faults, about 25 minutes: nothing left, no fault scored as a reward. SEED= repeats
+# one; FAKES=1 takes processes that are no browsers, in a quarter of the time; WRITE=1 renews benchmarks/web/faults.md.
 FAULTS := 2000
-soak-web: setup
-	$(PYTHON) -m tests.soak_web --faults $(FAULTS) $(if $(SEED),--seed $(SEED))
+FAKES :=
+soak-web: setup setup-web
+	$(PYTHON) -m tests.soak_web --faults $(FAULTS) $(if $(FAKES),,--chromium --slices 8) $(if $(SEED),--seed $(SEED)) \
+		$(if $(WRITE),--out benchmarks/web/faults)
+	$(if $(WRITE),$(PYTHON) -m benchmarks.web.faults)
 
 # Cookies, tokens, frames of the hop and owner records, fuzzed with Atheris, in an environment of its own.
 fuzz:
@@ -101,6 +109,11 @@ bench: setup
 # Steps of served environments.
 bench-rl: setup
 	$(PYTHON) -m benchmarks.rl.run
+
+# Browser sessions beside BrowserGym and bare Playwright: eight minutes on a quiet machine. `benchmarks.web.long` has long runs.
+bench-web: setup setup-web
+	@$(MAKE) --no-print-directory setup-browsergym || true
+	$(PYTHON) -m benchmarks.web.run
 
 # The ownership protocol as models: minutes, two searches at once of up to 4 GB each. RUNS= names some of them.
 RUNS :=

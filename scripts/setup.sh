@@ -8,6 +8,7 @@
 #   setup.sh mcp1   .venv-mcp1 with the MCP SDK 1.x, which cannot live beside 2.x
 #   setup.sh fuzz   .venv-fuzz with Atheris, whose wheel is large and is there for few versions of Python
 #   setup.sh ecosystem  .venv-ecosystem with Gradio and NiceGUI, which bring a great deal
+#   setup.sh browsergym  .venv-browsergym with BrowserGym, the peer of benchmarks/web, which brings a Playwright of its own
 #   setup.sh docs   .venv-docs with what makes the site of the docs
 set -eu
 cd "$(dirname "$0")/.."
@@ -45,7 +46,7 @@ case "${1:-}" in
         echo "homing: no Chromium: the tests in real browsers are skipped (Debian: apt-get install chromium-headless-shell)"
         exit 0
         ;;
-    mcp1 | ecosystem | docs | fuzz)
+    mcp1 | ecosystem | docs | fuzz | browsergym)
         env=.venv-$1
         requirements=requirements-$1.txt
         ready=$env/.ready
@@ -94,6 +95,8 @@ if [ "$env" = .venv-mcp1 ]; then
     grep -v '^mcp' constraints.txt >"$constraints"
 fi
 set -- -c "$constraints" -e "$homing"
+# The peer needs older versions than ours, and nothing of homing.
+[ "$env" != .venv-browsergym ] || set --
 [ -z "$requirements" ] || set -- -r "$requirements" "$@"
 "$env/bin/python" -m pip install --quiet --disable-pip-version-check "$@" ||
     fail "pip could not install what homing needs (its own message is above); run this again once it can"

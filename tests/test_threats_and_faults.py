@@ -1,4 +1,4 @@
-"""`THREAT_MODEL.md` and `docs/design/faults.md`: each row names tests that exist, or has a dated waiver with a reason."""
+"""`THREAT_MODEL.md`, `docs/design/faults.md` and `docs/design/web-scenarios.md`: each row names tests that exist, or has a dated waiver with a reason."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 THREATS = ROOT / "THREAT_MODEL.md"
 FAULTS = ROOT / "docs" / "design" / "faults.md"
+SCENARIOS = ROOT / "docs" / "design" / "web-scenarios.md"
 WAIVER = re.compile(r"\*\*waiver \d{4}-\d\d-\d\d\*\*: .{40,}")
 LONGEST_SHOWN = 120
 
 
 def rows(page: Path) -> dict[str, str]:
     """The last column of each row, by the first."""
-    found = re.findall(r"^\| ([TF]\d*) \|.*\| ([^|]+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.findall(r"^\| ([TFW]\d*[a-z]?) \|.*\| ([^|]+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(found) == len({number for number, _ in found}), f"{page.name} has a row twice"
     return dict(found)
 
@@ -47,10 +48,11 @@ def wrong_with(shown: str) -> list[str]:
 
 def test_every_threat_and_every_fault_has_a_row() -> None:
     assert {f"T{number}" for number in range(1, 45)} <= set(rows(THREATS))
+    assert len(rows(SCENARIOS)) >= 26
     assert set(rows(FAULTS)) == {f"F{number}" for number in (*range(1, 34), 39, 40)}
 
 
-@pytest.mark.parametrize("page", [THREATS, FAULTS], ids=["threats", "faults"])
+@pytest.mark.parametrize("page", [THREATS, FAULTS, SCENARIOS], ids=["threats", "faults", "web-scenarios"])
 def test_every_row_names_tests_that_exist_or_a_dated_waiver(page: Path) -> None:
     wrong = {number: found for number, shown in rows(page).items() if (found := wrong_with(shown))}
     assert not wrong, f"{page.name}: {wrong}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Final
 
 from homing.web.base import ProcessMark
@@ -26,14 +27,30 @@ def cpu_seconds(*roots: int) -> float:
     return sum(stats[pid][1] for pid in below(*roots) if pid in stats) / _TICKS
 
 
+def own_cpu_seconds(pid: int) -> float:
+    """What the process itself has used, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # CLOCK_PROCESS_CPUTIME_ID of another
+
+
 def browsers_memory(*roots: int) -> int:
     """Bytes that the Chromium processes below them hold, what they share counted in proportion."""
+    return memory_of(each for each in _chromium(*roots))
+
+
+def browser_processes(*roots: int) -> int:
+    """How many Chromium processes there are below them."""
+    return len(_chromium(*roots))
+
+
+def own_memory(pid: int) -> int:
+    """Bytes that the process itself holds."""
+    found = mark(pid)
+    return 0 if found is None else memory_of([found])
+
+
+def _chromium(*roots: int) -> list[ProcessMark]:
     marks = [found for pid in below(*roots) if (found := mark(pid)) is not None]
-    return memory_of(each for each in marks if _is_chromium(each))
-
-
-def _is_chromium(process: ProcessMark) -> bool:
-    return any("chrom" in part for part in command_line(process)[:1])
+    return [each for each in marks if any("chrom" in part for part in command_line(each)[:1])]
 
 
 def _stats() -> dict[int, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """BrowserGym's side, run by its own Python: reads commands from stdin, answers each with a line of JSON.
 
-step N → {"cpu": seconds, "steps": N}    reset N → {"cpu": seconds}
+step N, reset N → {"cpu": seconds, "seconds": wall} of one    memory → {"pss": bytes}
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 
 def tree_cpu() -> float:
@@ -81,10 +82,10 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         command, _, count = line.strip().partition(" ")
-        before = tree_cpu()
+        before, began = tree_cpu(), time.monotonic()
         if command == "step":
             env.reset(seed=0)
-            before = tree_cpu()
+            before, began = tree_cpu(), time.monotonic()
             for _ in range(int(count)):
                 bid = unwrapped.page.locator("#area input[type=checkbox]").first.get_attribute("bid")
                 observation, *_ = env.step(f"click({bid!r})")
@@ -97,7 +98,8 @@ def main() -> None:
             continue
         else:
             break
-        print(json.dumps({"cpu": (tree_cpu() - before) / int(count)}), flush=True)
+        told = {"cpu": (tree_cpu() - before) / int(count), "seconds": (time.monotonic() - began) / int(count)}
+        print(json.dumps(told), flush=True)
     env.close()
 
 

@@ -8,7 +8,11 @@ from tests.planted.bug import Bug, Change
 
 _UNIT: Final = "tests/unit/web/test_manager.py"
 _MACHINE: Final = "tests/unit/web/test_manager_machine.py::test_any_history_agrees_with_the_model"
+_HTTP: Final = "tests/integration/web/test_http.py"
+_SESSIONS: Final = "tests/integration/web/test_chromium_sessions.py"
+_ISOLATION: Final = "tests/integration/web/test_chromium_isolation.py"
 _WEB: Final = "src/homing/web"
+_CHROMIUM: Final = f"{_WEB}/chromium"
 
 WEB_BUGS: Final = (
     Bug(
@@ -86,7 +90,7 @@ WEB_BUGS: Final = (
     Bug(
         "a reset that failed leaves the session to be used",
         "P2",
-        (Change(f"{_WEB}/manager.py", "always=True, spared=CapacityError", "spared=CapacityError"),),
+        (Change(f"{_WEB}/operations.py", "always=True, spared=CapacityError", "spared=CapacityError"),),
         (_MACHINE,),
     ),
     Bug(
@@ -106,5 +110,157 @@ WEB_BUGS: Final = (
         "P3",
         (Change(f"{_WEB}/manager.py", "self._sessions.end(session, CANCELLED)\n            raise", "raise"),),
         (f"{_UNIT}::test_a_cancelled_seed_is_no_session", _MACHINE),
+    ),
+    Bug(
+        "a failure of the evaluator is a measured reward",
+        "P2",
+        (Change(f"{_WEB}/server.py", '"mask_sample": True,', '"mask_sample": False,'),),
+        (f"{_HTTP}::test_a_failure_is_masked_and_never_a_measured_reward",),
+    ),
+    Bug(
+        "a lease counts as released though its processes are there",
+        "P3",
+        (Change(f"{_WEB}/session.py", "    left = left_of(handle.footprint)\n", "    left: list[str] = []\n"),),
+        (f"{_UNIT}::test_a_lease_is_released_only_when_its_processes_and_folders_are_gone",),
+    ),
+    Bug(
+        "a fence does not refuse the late seed of a closed identity",
+        "P2",
+        (
+            Change(
+                f"{_WEB}/control.py",
+                "        payload = _payload(task)\n        if record.closed_at is not None:",
+                "        payload = _payload(task)\n        if False:",
+            ),
+        ),
+        (f"{_HTTP}::test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_seed",),
+    ),
+    Bug(
+        "another's close token is as good as one's own",
+        "P1",
+        (Change(f"{_WEB}/control.py", "elif not hmac.compare_digest(record.token_digest, digest):", "elif False:"),),
+        (f"{_HTTP}::test_seeds_of_one_identity_share_one_session_and_another_payload_is_a_conflict",),
+    ),
+    Bug(
+        "a client that leaves before it knows its session leaves the session",
+        "P3",
+        (
+            Change(
+                f"{_WEB}/server.py",
+                "await asyncio.wait((seed, left), return_when=asyncio.FIRST_COMPLETED)\n            if not left.done():",
+                "await asyncio.wait((seed,))\n            if True:",
+            ),
+        ),
+        (f"{_HTTP}::test_a_client_that_will_know_its_session_by_its_cookie_only_and_leaves_has_none",),
+    ),
+    Bug(
+        "a page that hangs keeps its turn at a core",
+        "P6",
+        (Change(f"{_WEB}/runners.py", "call_later(self._turn_seconds, end_turn)", "call_later(1e6, end_turn)"),),
+        ("tests/unit/web/test_runners.py::test_an_operation_that_hangs_holds_up_the_others_for_a_turn_and_no_longer",),
+    ),
+    Bug(
+        "a writer shares its site",
+        "P1",
+        (Change(f"{_WEB}/sites.py", "(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)", "fcntl.LOCK_SH"),),
+        ("tests/unit/web/test_sites.py::test_readers_share_a_site_and_a_writer_has_it_alone_over_all_workers",),
+    ),
+    Bug(
+        "an address inside an IPv6 one is not looked at",
+        "answers",
+        (Change(f"{_CHROMIUM}/rules.py", "        real = _unwrapped(address)\n", "        real = address\n"),),
+        ("tests/unit/web/test_rules.py::test_no_setting_lets_a_browser_reach_a_metadata_service",),
+    ),
+    Bug(
+        "a name is judged once, and looked up again to connect",
+        "answers",
+        (
+            Change(
+                f"{_CHROMIUM}/gateway.py",
+                "asyncio.open_connection(address, port)",
+                "asyncio.open_connection(host, port)",
+            ),
+        ),
+        (f"{_ISOLATION}::test_a_name_is_judged_by_the_addresses_it_leads_to",),
+    ),
+    Bug(
+        "a browser knows the run directory",
+        "answers",
+        (Change(f"{_WEB}/processes.py", "    environment.pop(SESSION_SOCKET_DIR_ENV, None)\n", ""),),
+        (f"{_ISOLATION}::test_the_browser_does_not_know_the_run_directory",),
+    ),
+    Bug(
+        "a reset keeps the cookies of the try before",
+        "P1",
+        (Change(f"{_CHROMIUM}/backend.py", "await self._context.raw.clear_cookies()", "pass"),),
+        (f"{_ISOLATION}::test_a_reset_session_has_none_of_the_cookies_of_the_try_before",),
+    ),
+    Bug(
+        "a stopped renderer outlives its session",
+        "P3",
+        (
+            Change(
+                f"{_CHROMIUM}/browser.py", "await asyncio.to_thread(end, footprint.processes, _KILL_SECONDS)", "pass"
+            ),
+        ),
+        (f"{_SESSIONS}::test_a_stopped_renderer_is_gone_when_its_session_is_closed",),
+    ),
+    Bug(
+        "a crashed page goes unnoticed",
+        "P2",
+        (
+            Change(
+                f"{_CHROMIUM}/backend.py",
+                "if any(view.crashed.done() and not view.page.is_closed() for view in self._context.views):",
+                "if False:",
+            ),
+            Change(f"{_CHROMIUM}/backend.py", "if crashes and self._context.has_page:", "if False:"),
+        ),
+        (f"{_SESSIONS}::test_a_page_that_crashed_is_replaced_where_the_task_says_so",),
+    ),
+    Bug(
+        "a ref of an earlier observation is as good as the last one's",
+        "P2",
+        (
+            Change(f"{_CHROMIUM}/backend.py", "if named is not None and named != self._observation_id:", "if False:"),
+            Change(f"{_CHROMIUM}/hands.py", 'if error == "stale":', "if False:"),
+        ),
+        (f"{_SESSIONS}::test_a_ref_is_good_for_the_last_observation_only",),
+    ),
+    Bug(
+        "a dialog waits for somebody to answer it",
+        "P6",
+        (Change(f"{_CHROMIUM}/context.py", 'self._tasks.spawn(_quietly(answer), "answer dialog")', "answer.close()"),),
+        (f"{_SESSIONS}::test_dialogs_are_answered_and_shown_and_hold_nothing_up",),
+    ),
+    Bug(
+        "a driver that a signal holds is waited for",
+        "P6",
+        (Change(f"{_CHROMIUM}/provider.py", "            await self._end_lost_driver()\n", ""),),
+        (f"{_SESSIONS}::test_a_stopped_driver_is_ended_and_replaced_for_the_next_session",),
+    ),
+    Bug(
+        "who outlived a browser and its worker is told by a mark alone",
+        "P3",
+        (
+            Change(
+                f"{_WEB}/processes.py",
+                "for folder, worker in worker_folders(_namespace())\n        if",
+                "for folder, worker in ()\n        if",
+            ),
+        ),
+        (
+            "tests/processes/web/test_chromium_restart.py"
+            "::test_a_stopped_page_that_outlived_its_browser_and_its_worker_is_ended_by_the_worker_in_its_place",
+        ),
+    ),
+    Bug(
+        "a trace of any size is kept",
+        "P6",
+        (Change(f"{_CHROMIUM}/trace.py", "if size > self._max_bytes:", "if False:"),),
+        (
+            "tests/integration/web/test_chromium_traces.py"
+            "::test_a_trace_ends_after_its_last_step_and_one_that_is_too_large_is_not_kept",
+        ),
     ),
 )

@@ -11,26 +11,40 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+from tests.soak_web.control import Control
 from tests.support.running import Running, children
 
 from homing.web.base import ProcessMark
-from homing.web.processes import OWNER_ENV, mark
+from homing.web.chromium.browser import kind_of
+from homing.web.processes import OWNER_ENV, command_line, mark
+
+_WEIGHTS: Final = {"renderer": 10.0, "browser": 1.0, "driver": 0.6, "zygote": 0.5, "utility": 0.6, "gpu-process": 0.4}
 
 
 class Chaos:
-    """Does one fault after another in a thread of its own. `done`: how many of each.
+    """Does one fault after another in a thread of its own. `done`: how many of each; `leaders`: the browsers that were seen.
 
     Args:
         spares_older_seconds: A process that is older is left alone: it may be one that was forgotten, and has to be found.
     """
 
     def __init__(
-        self, server: Running, seed: int, every_seconds: float, worker_share: float, *, spares_older_seconds: float
+        self,
+        server: Running,
+        seed: int,
+        every_seconds: float,
+        worker_share: float,
+        control: Control,
+        *,
+        spares_older_seconds: float,
     ) -> None:
         self.done: Counter[str] = Counter()
         self.workers_seen: set[int] = set(server.workers())
+        self.leaders: set[ProcessMark] = set()
         self._server = server
+        self._control = control
         self._random = random.Random(seed)
         self._every = every_seconds
         self._worker_share = worker_share
@@ -70,23 +84,50 @@ class Chaos:
         if _signal(pid, signal.SIGSTOP):
             self.done["worker stopped"] += 1
             self._stopped.add(pid)
+            began = time.monotonic()
             self._end.wait(self._random.uniform(0.05, 0.4))
             _signal(pid, signal.SIGCONT)
             self._stopped.discard(pid)
+            self._control.stopped(began, time.monotonic())
 
     def _to_browser(self, workers: list[int]) -> None:
-        # A child without the mark is no browser yet, but the worker's own copy on its way to being one.
-        pids = [pid for worker in workers for pid in descendants(worker) if owner_of(pid) is not None]
+        pids = [pid for worker in workers for pid in of_browsers(worker)]
         pids = [pid for pid in pids if _age_seconds(pid) < self._spares_older_seconds]
         if not pids:
             return
-        pid = self._random.choice(pids)
+        kinds: dict[str, list[int]] = {}
+        for pid in pids:
+            kinds.setdefault(kind_of_process(pid), []).append(pid)
+        # Most faults meet one session, some a browser, a few all of a worker's: else no session would live to see another.
+        kind = self._random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0] if "driver" in kinds else "browser"
+        if kind not in kinds:
+            return
+        pid = self._random.choice(kinds[kind])
+        self.leaders.update(found for each in kinds.get("browser", []) if (found := mark(each)) is not None)
         if self._random.random() < 0.6:
             if _signal(pid, signal.SIGKILL):
-                self.done["browser killed"] += 1
+                self.done[f"{kind} killed"] += 1
         elif _signal(pid, signal.SIGSTOP):
             # For good: whoever closes the session has to end it all the same.
-            self.done["browser stopped"] += 1
+            self.done[f"{kind} stopped"] += 1
+
+
+def kind_of_process(pid: int) -> str:
+    """`driver`, or what it is of a browser."""
+    found = mark(pid)
+    line = [] if found is None else command_line(found)
+    return "driver" if "run-driver" in line else "browser" if found is None else kind_of(found)
+
+
+def of_browsers(worker: int) -> Iterator[int]:
+    """What a worker started with its mark, and all below it: a browser's own children may show none. A child without the
+    mark is no browser yet, but the worker's own copy on its way to being one."""
+    for child in children(worker):
+        if owner_of(child) is not None:
+            yield child
+            yield from descendants(child)
+        else:
+            yield from of_browsers(child)
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,8 @@ class Oracle:
     """Attributes:
     violations: What must not be, in words; empty after a good run.
     calls, outcomes: How many there were of each.
-    slowest: Seconds over its limit of the slowest call of each kind; negative: within.
+    slowest: Seconds over its limit of the slowest call of each kind, as measured; negative: within.
+    late: Calls that were back after their limit as measured, whatever the machine did.
     """
 
     slack_seconds: float = 0.25
@@ -32,19 +32,29 @@ class Oracle:
     calls: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     slowest: dict[str, float] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    late: list[str] = field(default_factory=list)
 
     def violated(self, what: str) -> None:
         self.violations.append(what)
 
-    def returned(self, call: str, seconds: float, limit_seconds: float, outcome: str) -> None:
-        """One call is back. `outcome`: `ok`, an error kind, or `transport`."""
+    def returned(
+        self, call: str, seconds: float, limit_seconds: float, outcome: str, machine_seconds: float = 0.0
+    ) -> None:
+        """One call is back.
+
+        Args:
+            outcome: `ok`, an error kind, or `transport`.
+            machine_seconds: By how much the machine may have put it off (`control.py`).
+        """
         self.calls[call] += 1
         self.outcomes[outcome] += 1
         over = seconds - limit_seconds
         self.slowest[call] = max(over, self.slowest.get(call, -limit_seconds))
         if over > self.slack_seconds:
-            self.violated(f"{call} took {seconds:.2f} s, and may take {limit_seconds:g}")
+            told = f"{call} took {seconds:.2f} s, and may take {limit_seconds:g}; the machine was {machine_seconds:.2f} s late"
+            self.late.append(f"{told}: {outcome}")
+            if over - machine_seconds > self.slack_seconds:
+                self.violated(told)
         if outcome not in ("ok", TRANSPORT) and outcome not in ERROR_KINDS:
             self.violated(f"{call} failed with {outcome!r}, which is no kind")
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
+from tests.soak_web.control import Control
 from tests.soak_web.oracle import TRANSPORT, Oracle
+from tests.support.web_chromium_app import CALLS, SETTINGS
 
 OVER: Final = frozenset(
     {
@@ -36,11 +38,13 @@ class Limits:
         seed: Site, browser, turn at a core, reset.
         operation: Its turn in the session, its turn at a core, itself.
         close: Operations that are told to stop, the interrupt, backend twice, runner, browser, recording, site.
+        close_call: A close that comes while the session is being seeded, or closed already.
     """
 
     seed: float
     operation: float
     close: float
+    close_call: float
 
 
 _GIVE_UP_SECONDS: Final = 60.0
@@ -57,12 +61,22 @@ class Reply:
     body: dict[str, Any]
 
 
+_FAKE_CLOSE: Final = 3.0 + 3.0 + 1.0 + 2.0 + 2.0
+
+
+_CHROMIUM_CLOSE: Final = (
+    3.0  # operations that are told to stop, the interrupt, and again
+    + 2 * SETTINGS["close_seconds"] + 1.0  # the backend, an interrupt, the backend again
+    + SETTINGS["close_seconds"] + SETTINGS["release_seconds"] + SETTINGS["recording_seconds"] + SETTINGS["release_seconds"]
+)  # fmt: skip
+
+
 class Player:
     """Plays sessions one after another until told to stop. `faults`: how many it has asked the server's fakes for."""
 
-    limits = Limits(4.0 + 2.0 + 4.0 + 2.0, 4.0 + 4.0 + 2.0, 3.0 + 3.0 + 1.0 + 2.0 + 2.0)
+    limits = Limits(4.0 + 2.0 + 4.0 + 2.0, 4.0 + 4.0 + 2.0, _FAKE_CLOSE, 4.0 + 2.0 + 4.0 + 2.0 + 2 * _FAKE_CLOSE)
 
-    def __init__(self, name: str, url: str, seed: int, oracle: Oracle, fault_rate: float) -> None:
+    def __init__(self, name: str, url: str, seed: int, oracle: Oracle, fault_rate: float, control: Control) -> None:
         self.name = name
         self.faults = 0
         self.sessions = 0
@@ -70,6 +84,7 @@ class Player:
         self._random = random.Random(seed)
         self._oracle = oracle
         self._fault_rate = fault_rate
+        self._control = control
 
     async def play(self, until: asyncio.Event) -> None:
         while not until.is_set():
@@ -149,7 +164,7 @@ class Player:
         until = time.monotonic() + _GIVE_UP_SECONDS
         while time.monotonic() < until:
             # The seed may still be under way, and is waited for.
-            reply = await self._call(client, "close", "/close", identity, self.limits.seed + 2 * self.limits.close)
+            reply = await self._call(client, "close", "/close", identity, self.limits.close_call)
             if reply.outcome in ("ok", "session_gone"):
                 return
             await asyncio.sleep(0.1)
@@ -158,7 +173,7 @@ class Player:
     async def _call(
         self, client: httpx.AsyncClient, call: str, path: str, body: dict[str, Any], limit_seconds: float
     ) -> Reply:
-        began = time.monotonic()
+        began = self._control.now()
         try:
             answer = await client.post(path, json=body)
         except httpx.TimeoutException:
@@ -170,8 +185,11 @@ class Player:
                 found = json.loads(answer.content)
                 reply = Reply("ok" if answer.status_code == 200 else found["error_kind"], found)
             except (ValueError, KeyError):
-                reply = Reply(f"status {answer.status_code} with {answer.content[:200]!r}", {})
-        self._oracle.returned(call, time.monotonic() - began, limit_seconds, reply.outcome)
+                shown = f"status {answer.status_code}, {dict(answer.headers)}, body {answer.content[:200]!r}"
+                reply = Reply(f"{shown} after {time.monotonic() - began.at:.2f} s", {})
+        seconds = time.monotonic() - began.at
+        late = self._control.late_since(began) if seconds > limit_seconds else 0.0
+        self._oracle.returned(call, seconds, limit_seconds, reply.outcome, late)
         return reply
 
     def _draw_faults(self) -> dict[str, list[str]]:
@@ -191,10 +209,58 @@ class ChromiumPlayer(Player):
     The verdict has to be the reward that the click's reply showed: a fault in between may lose it, and never change it.
     """
 
-    limits = Limits(20.0 + 30.0 + 20.0 + 30.0, 20.0 + 20.0 + 10.0, 3.0 + 11.0 + 5.0 + 10.0 + 10.0 + 10.0)
+    limits = Limits(
+        # The runtime, a site, a browser, a turn at a core, and the moment that an earlier operation is given to stop.
+        2 * SETTINGS["acquire_seconds"] + SETTINGS["site_wait_seconds"] + SETTINGS["wait_seconds"] + 0.2
+        + SETTINGS["reset_seconds"],
+        2 * SETTINGS["wait_seconds"] + 0.2 + SETTINGS["operation_seconds"],
+        _CHROMIUM_CLOSE,
+        2 * _CHROMIUM_CLOSE,
+    )  # fmt: skip
+
+    async def _session(self) -> None:
+        if self._random.random() < 0.1:
+            await self._leave_while_seeding()
+        else:
+            await super()._session()
+
+    async def _leave_while_seeding(self) -> None:
+        """A client that would know its session by the cookie alone hangs up: whenever it does, nothing may stay."""
+        self.sessions += 1
+        self.faults += 1
+        async with httpx.AsyncClient(base_url=self._url, timeout=_GIVE_UP_SECONDS) as client:
+            seed = asyncio.create_task(
+                self._call(client, "seed", "/seed_session", {"task": self._task()}, self.limits.seed)
+            )
+            await asyncio.wait((seed,), timeout=self._random.random() * 2.0)
+            if not seed.done():
+                seed.cancel()
+                await asyncio.wait((seed,))
+            elif seed.result().outcome == "ok":
+                await self._call(client, "close", "/close", {}, self.limits.close_call)
 
     def _task(self) -> dict[str, Any]:
-        return {"benchmark": "miniwob", "task_id": "click-test", "seed": self._random.randrange(1000)}
+        draw = self._random
+        task: dict[str, Any] = {
+            "benchmark": "miniwob",
+            "task_id": "click-test",
+            "seed": draw.randrange(1000),
+            "original_metadata": {"faults": self._draw_faults()},
+        }
+        if draw.random() < 0.2:
+            task |= {"sites": [draw.choice(["shop", "wiki"])]}
+            if draw.random() < 0.8:
+                task["mutation_class"] = "read_only"
+        return task
+
+    def _draw_faults(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        while self._random.random() < self._fault_rate:
+            at = self._random.choice(CALLS)
+            kinds = ["raise", "late"] + ["hang"] * (at != "acquire")
+            found.setdefault(at, []).append(self._random.choice(kinds))
+            self.faults += 1
+        return found
 
     async def _play(self, client: httpx.AsyncClient, name: str, seeded: dict[str, Any]) -> None:
         observation = seeded["observation"]

@@ -46,6 +46,7 @@ class Faults:
         self.next: dict[str, list[str]] = {}
         self.calls: list[str] = []
         self.late_seconds = self.LATE_SECONDS
+        self.met = 0
 
     def add(self, name: str, *kinds: str) -> None:
         self.next.setdefault(name, []).extend(kinds)
@@ -55,6 +56,7 @@ class Faults:
         await asyncio.sleep(0)
         queue = self.next.get(name)
         kind = queue.pop(0) if queue else "ok"
+        self.met += kind != "ok"
         if kind == "raise":
             raise FaultError(f"{name} was told to fail")
         if kind == "value":

@@ -10,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,16 +24,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from homing.errors import HomingError, StartupError
+from homing.errors import HomingError
 from homing.runtime.child_server import child_server, clean_environment
-from homing.web.chromium.binary import CHROMIUM_ENV, MISSING, find_binary
+from homing.web.chromium.binary import CHROMIUM_ENV
+from homing.web.chromium.fetching import ensure_binary
 from homing.web.client import WebCallError, WebSession
-from homing.web.errors import BrowserStartError
 from homing.web.miniwob.solver import OBSERVATION_PROFILE, solvable, solve
 from homing.web.processes import OWNER_ENV
 from homing.web.replay import contact_sheet, recordings_below
 
-_INSTALL_SECONDS: Final = 600.0
 _LONG: Final = frozenset({"chase-circle", "moving-items", "stock-market"})
 """Tasks that take ten seconds by themselves."""
 
@@ -73,10 +69,11 @@ class Episode:
 def demo(workers: int, episodes: int, at_once: int, recordings: Path | None, as_json: bool) -> None:
     """Start a web server with its browsers, let the scripted solver play MiniWoB over HTTP, and show what came of it.
 
-    Exit code 1 unless every episode got a reward. Uses the Chromium that is there; as root on Debian it installs one.
+    Exit code 1 unless every episode got a reward. Uses the Chromium that is there; else
+    it downloads Playwright's; else, as root on Debian, it installs the package.
     """
     try:
-        _ensure_chromium()
+        ensure_binary(lambda line: click.echo(line, err=True))
         folder = recordings or Path(tempfile.mkdtemp(prefix="homing-web-demo-"))
         played, seconds = asyncio.run(_play(workers, episodes, at_once, folder))
         sheet = folder / "contact-sheet.png"
@@ -100,42 +97,6 @@ def demo(workers: int, episodes: int, at_once: int, recordings: Path | None, as_
 
 def _example(folder: Path) -> str:
     return next((recorded.tag for recorded in recordings_below(folder)), "SESSION")
-
-
-def _ensure_chromium() -> None:
-    """Find a Chromium, or install Debian's as root.
-
-    Raises:
-        StartupError: there is none; says what to install.
-    """
-    try:
-        find_binary()
-    except BrowserStartError:
-        pass
-    else:
-        return
-    apt = shutil.which("apt-get")
-    if apt is None or os.geteuid() != 0 or not Path("/etc/debian_version").exists():
-        raise StartupError(MISSING)
-    click.echo("installing Debian's chromium-headless-shell ...", err=True)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        for arguments in (
-            ["update", "-qq"],
-            ["install", "-y", "-qq", "--no-install-recommends", "chromium-headless-shell"],
-        ):
-            subprocess.run(  # noqa: S603 - found on the path, with our own arguments
-                [apt, *arguments],
-                check=True,
-                timeout=_INSTALL_SECONDS,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        find_binary()
-    except (OSError, subprocess.SubprocessError, BrowserStartError) as error:
-        raise StartupError(MISSING) from error
 
 
 async def _play(workers: int, episodes: int, at_once: int, folder: Path) -> tuple[list[Episode], float]:

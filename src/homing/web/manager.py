@@ -22,14 +22,10 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from homing.clock import SYSTEM_CLOCK, Clock
-from homing.web.base import BackendFactory, BrowserProvider, PrepareRuntime, Ran, Recordings, Runner, SitePool
+from homing.web.base import BackendFactory, BrowserProvider, PrepareRuntime, Recordings, Runner, SitePool
 from homing.web.care import Care
 from homing.web.errors import (
-    BackendError,
     CapacityError,
-    EvaluatorConfigurationError,
-    EvaluatorError,
-    InvalidActionError,
     InvalidTaskError,
     SessionBusyError,
     SessionConflictError,
@@ -47,7 +43,7 @@ from homing.web.models import (
     Task,
     VerifierResult,
 )
-from homing.web.operations import CANCELLED, EndsOnFailure, Turn, event, forget_failed_step, forget_failed_verdict
+from homing.web.operations import CANCELLED, Operations, forget_failed_step, forget_failed_verdict
 from homing.web.seeding import Seeding, seed_reply
 from homing.web.session import Reason, Session, Stepped, Surroundings
 from homing.web.settings import WebSettings
@@ -108,6 +104,7 @@ class WebSessionManager:
         self._around = Surroundings(
             settings, clock, self.ledger, self._tasks, browser_session_provider, self._sessions.forget_released
         )
+        self._operations = Operations(settings, self._sessions.end)
         self._care = Care(settings, clock, self._sessions, browser_session_provider, self._tasks)
         self._seeding = Seeding(
             settings,
@@ -210,7 +207,7 @@ class WebSessionManager:
             WebError: what became of it.
         """
         session = self._get(session_id)
-        return await self._call(session, "observe", self._observe(session))
+        return await self._call(session, "observe", self._operations.observe(session))
 
     async def step(self, session_id: str, operation_id: str | None, action: Action) -> StepResult:
         """Do one action. It goes on if its caller is cancelled, and sent again with its ID it gives what it gave.
@@ -229,7 +226,7 @@ class WebSessionManager:
             return await self._wait_for(session, known.task)
         if session.verdict is not None:
             raise SessionConflictError("the session has been evaluated: reset it, or start another")
-        step = self._start(session, "step", self._step(session, action))
+        step = self._start(session, "step", self._operations.step(session, action))
         if operation_id is not None:
             self._remember(session, operation_id, Stepped(action, step))
         return await self._wait_for(session, step)
@@ -248,7 +245,7 @@ class WebSessionManager:
             return ended.verdict
         session = self._get(session_id)
         if session.verdict is None:
-            verdict = self._start(session, "evaluate", self._evaluate(session, final_answer))
+            verdict = self._start(session, "evaluate", self._operations.evaluate(session, final_answer))
             session.verdict = verdict
             verdict.add_done_callback(partial(forget_failed_verdict, session))
         return await self._wait_for(session, session.verdict)
@@ -266,7 +263,7 @@ class WebSessionManager:
         checked = self._check(task)
         if not session.task.is_same(checked):
             raise SessionConflictError("the session has another task: a reset begins the same one again")
-        reset = self._start(session, "reset", self._reset(session, checked))
+        reset = self._start(session, "reset", self._operations.reset(session, checked))
         try:
             await self._wait_for(session, reset)
         except asyncio.CancelledError:
@@ -412,71 +409,6 @@ class WebSessionManager:
 
     # --- operations ---
 
-    async def _observe(self, session: Session) -> Observation:
-        async with self._turn(session):
-            assert session.backend is not None
-            with EndsOnFailure(session, self._sessions.end, value_error=BackendError):
-                ran = await self._run(session, session.backend.observe, seconds=self.settings.operation_seconds)
-            observation: Observation = ran.value
-            session.note(event("observe", session, ran, observation=observation))
-            return observation
-
-    async def _step(self, session: Session, action: Action) -> StepResult:
-        async with self._turn(session):
-            assert session.backend is not None
-            with EndsOnFailure(session, self._sessions.end, value_error=InvalidActionError):
-                ran = await self._run(session, session.backend.step, action, seconds=self.settings.operation_seconds)
-            result: StepResult = ran.value
-            session.note(
-                event(
-                    "step",
-                    session,
-                    ran,
-                    action=action,
-                    observation=result.observation,
-                    reward=result.reward,
-                    terminated=result.terminated,
-                    truncated=result.truncated,
-                )
-            )
-            result.info.setdefault("waited_seconds", round(ran.waited_seconds, 6))
-            result.info.setdefault("ran_seconds", round(ran.ran_seconds, 6))
-            return result
-
-    async def _evaluate(self, session: Session, final_answer: str | None) -> VerifierResult:
-        async with self._turn(session):
-            assert session.backend is not None
-            with EndsOnFailure(
-                session, self._sessions.end, value_error=EvaluatorConfigurationError, other_error=EvaluatorError
-            ):
-                ran = await self._run(
-                    session, session.backend.evaluate, final_answer, seconds=self.settings.operation_seconds
-                )
-            verdict: VerifierResult = ran.value
-            session.note(event("evaluate", session, ran, verdict=verdict))
-            return verdict
-
-    async def _reset(self, session: Session, task: Task) -> None:
-        async with self._turn(session):
-            assert session.backend is not None
-            with EndsOnFailure(session, self._sessions.end, always=True, spared=CapacityError):
-                ran = await self._run(session, session.backend.reset, task, seconds=self.settings.reset_seconds)
-            observation, info = ran.value
-            session.task = task
-            # What is queued behind the reset belongs to the new try.
-            for operation_id in [each for each, stepped in session.stepped.items() if stepped.task.done()]:
-                del session.stepped[operation_id]
-            if session.verdict is not None and session.verdict.done():
-                session.verdict = None
-            session.seeded = (observation, info)
-            session.note(event("reset", session, ran, observation=observation))
-
-    async def _run(self, session: Session, operation: Callable[..., Any], *arguments: object, seconds: float) -> Ran:
-        assert session.runner is not None
-        ran = await session.runner.run(operation, *arguments, timeout_seconds=seconds)
-        session.touch()
-        return ran
-
     def _start(self, session: Session, name: str, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         if session.calls > self.settings.waiting_calls:
             operation.close()
@@ -500,9 +432,6 @@ class WebSessionManager:
         if task.cancelled():
             why = "" if session.reason is None else f" ({session.reason.line})"
             raise SessionConflictError(f"the session was ended before the call was done{why}")
-
-    def _turn(self, session: Session) -> Turn:
-        return Turn(session, self.settings.wait_seconds)
 
     def _remember(self, session: Session, operation_id: str, stepped: Stepped) -> None:
         session.stepped[operation_id] = stepped

@@ -1,9 +1,9 @@
-"""One operation in a session: its turn, and what its failure means.
+"""One operation in a session: its turn, the backend's call, and what its failure means.
 
 The invariant: whatever a backend raises, the caller is told a `WebError` of the closed set, and the session either is as
 it was or ends. A failure of the machinery never becomes a reward.
 
-Not here: which operations there are (`manager.py`), and where they run (`runners.py`).
+Not here: who may call them (`manager.py`), and where they run (`runners.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,17 @@ from homing.web.base import Ran, RecordedEvent
 from homing.web.errors import (
     BackendError,
     BenchmarkPreconditionError,
+    CapacityError,
+    EvaluatorConfigurationError,
+    EvaluatorError,
+    InvalidActionError,
     SessionBusyError,
     SessionConflictError,
     WebError,
 )
+from homing.web.models import Action, Observation, StepResult, Task, VerifierResult
 from homing.web.session import Reason, Session
+from homing.web.settings import WebSettings
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +131,82 @@ def forget_failed_step(session: Session, operation_id: str, task: asyncio.Task[A
 def forget_failed_verdict(session: Session, task: asyncio.Task[Any]) -> None:
     if (task.cancelled() or task.exception() is not None) and session.verdict is task:
         session.verdict = None
+
+
+class Operations:
+    """The operations of a manager's sessions, each a coroutine that takes its turn first. Borrows everything.
+
+    Args:
+        end: Ends a session, with the reason.
+    """
+
+    def __init__(self, settings: WebSettings, end: Callable[[Session, Reason], None]) -> None:
+        self._settings = settings
+        self._end = end
+
+    async def observe(self, session: Session) -> Observation:
+        """What there is to see."""
+        async with Turn(session, self._settings.wait_seconds):
+            assert session.backend is not None
+            with EndsOnFailure(session, self._end, value_error=BackendError):
+                ran = await self._run(session, session.backend.observe, seconds=self._settings.operation_seconds)
+            observation: Observation = ran.value
+            session.note(event("observe", session, ran, observation=observation))
+            return observation
+
+    async def step(self, session: Session, action: Action) -> StepResult:
+        """One action. What it waited and ran is in its `info`."""
+        async with Turn(session, self._settings.wait_seconds):
+            assert session.backend is not None
+            with EndsOnFailure(session, self._end, value_error=InvalidActionError):
+                ran = await self._run(session, session.backend.step, action, seconds=self._settings.operation_seconds)
+            result: StepResult = ran.value
+            session.note(
+                event(
+                    "step",
+                    session,
+                    ran,
+                    action=action,
+                    observation=result.observation,
+                    reward=result.reward,
+                    terminated=result.terminated,
+                    truncated=result.truncated,
+                )
+            )
+            result.info.setdefault("waited_seconds", round(ran.waited_seconds, 6))
+            result.info.setdefault("ran_seconds", round(ran.ran_seconds, 6))
+            return result
+
+    async def evaluate(self, session: Session, final_answer: str | None) -> VerifierResult:
+        """The verdict."""
+        async with Turn(session, self._settings.wait_seconds):
+            assert session.backend is not None
+            with EndsOnFailure(session, self._end, value_error=EvaluatorConfigurationError, other_error=EvaluatorError):
+                ran = await self._run(
+                    session, session.backend.evaluate, final_answer, seconds=self._settings.operation_seconds
+                )
+            verdict: VerifierResult = ran.value
+            session.note(event("evaluate", session, ran, verdict=verdict))
+            return verdict
+
+    async def reset(self, session: Session, task: Task) -> None:
+        """The task again; what is remembered of the try before is forgotten."""
+        async with Turn(session, self._settings.wait_seconds):
+            assert session.backend is not None
+            with EndsOnFailure(session, self._end, always=True, spared=CapacityError):
+                ran = await self._run(session, session.backend.reset, task, seconds=self._settings.reset_seconds)
+            observation, info = ran.value
+            session.task = task
+            # What is queued behind the reset belongs to the new try.
+            for operation_id in [each for each, stepped in session.stepped.items() if stepped.task.done()]:
+                del session.stepped[operation_id]
+            if session.verdict is not None and session.verdict.done():
+                session.verdict = None
+            session.seeded = (observation, info)
+            session.note(event("reset", session, ran, observation=observation))
+
+    async def _run(self, session: Session, operation: Callable[..., Any], *arguments: object, seconds: float) -> Ran:
+        assert session.runner is not None
+        ran = await session.runner.run(operation, *arguments, timeout_seconds=seconds)
+        session.touch()
+        return ran

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from homing.web.tasks import Tasks
+from homing.web.loopback import Loopback
 
 _HEAD_BYTES: Final = 16_384
 _IDLE_SECONDS: Final = 120.0
@@ -33,8 +33,7 @@ class StaticPages:
         self.served = 0
         self._files: dict[str, Path] = {}
         self._contents: dict[str, bytes] = {}
-        self._server: asyncio.Server | None = None
-        self._connections = Tasks()
+        self._listener = Loopback(self._serve, "page connection", _HEAD_BYTES)
 
     @property
     def origin(self) -> str:
@@ -43,28 +42,20 @@ class StaticPages:
         Raises:
             RuntimeError: not started.
         """
-        if self._server is None:
-            raise RuntimeError("the pages are not served yet")
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self._listener.origin
 
     async def start(self) -> None:
         """Serve. Safe to call twice."""
-        if self._server is None:
+        if not self._files:
             self._files = await asyncio.to_thread(_files_below, self.folder)
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_HEAD_BYTES)
+        await self._listener.start()
 
     async def aclose(self) -> None:
         """End every connection. Safe to call twice."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        await self._connections.aclose(1.0)
+        await self._listener.aclose()
 
     def __repr__(self) -> str:
         return f"<StaticPages {self.folder}: {len(self._files)} files, {self.served} served>"
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.spawn(self._serve(reader, writer), "page connection")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -5,7 +5,8 @@ worker by PID, start time and PID namespace. So evidence needs no memory: a mark
 orphan, whoever looks, and a process without the mark is not ours, whatever it is called.
 
 A browser's children may clear their environment, so a mark also counts for a process's descendants and for its
-process group's and session's members that it leads. Linux only: elsewhere nothing is found and nothing is ended.
+process group's and session's members that it leads, and for the sessions that its worker has noted (`worker_folder.py`).
+Linux only: elsewhere nothing is found and nothing is ended.
 
 Not here: how a browser is closed (its provider).
 """
@@ -25,6 +26,7 @@ from typing import Final
 
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.web.base import Footprint, ProcessMark
+from homing.web.worker_folder import leaders_in, worker_folders
 
 logger = logging.getLogger(__name__)
 
@@ -118,10 +120,19 @@ def orphans() -> list[ProcessMark]:
     """Processes that a worker of this user, in this PID namespace, started, and that outlived it."""
     stats = {stat.pid: stat for stat in _all_stats()}
     roots = {pid for pid in stats if _is_orphan_root(pid)}
+    led = {
+        leader.pid: leader.started
+        for folder, worker in worker_folders(_namespace())
+        if not is_running(worker)
+        for leader in leaders_in(folder)
+        # A number that somebody else has by now leads another session.
+        if leader.pid not in stats or stats[leader.pid].started == leader.started
+    }
     return [
         ProcessMark(stat.pid, stat.started)
         for stat in stats.values()
-        if stat.state not in "ZX" and _belongs(stat, roots, stats)
+        if stat.state not in "ZX"
+        and (_belongs(stat, roots, stats) or (stat.session in led and stat.started >= led[stat.session]))
     ]
 
 
@@ -160,6 +171,14 @@ def remove_folder(folder: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
+
+
+def remove_folders_of_the_dead() -> None:
+    """Delete what workers that are gone have left in the temp directory, once nothing that they started runs. Blocks."""
+    for folder, worker in worker_folders(_namespace()):
+        if not is_running(worker) and not any(led_by(leader) for leader in leaders_in(folder)):
+            with contextlib.suppress(OSError):
+                remove_folder(folder)
 
 
 def _kill(process: ProcessMark) -> bool:

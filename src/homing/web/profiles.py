@@ -74,10 +74,12 @@ class RuntimeProfile:
     Attributes:
         viewport: Their width and height in CSS pixels; None: the browser's own.
         new_page_after_crash: A page that crashes is replaced by an empty one and the session goes on; else it ends.
+        trace: A trace is kept beside the session's recording.
     """
 
     viewport: tuple[int, int] | None = None
     new_page_after_crash: bool = False
+    trace: bool = False
 
 
 def runtime_profile(text: str | None) -> RuntimeProfile:
@@ -93,10 +95,12 @@ def runtime_profile(text: str | None) -> RuntimeProfile:
             profile = replace(profile, viewport=_viewport(value))
         elif (name, value) in (("after_crash", "new_page"), ("after_crash", "end")):
             profile = replace(profile, new_page_after_crash=value == "new_page")
+        elif word == "trace":
+            profile = replace(profile, trace=True)
         else:
             raise InvalidTaskError(
                 "runtime_profile has a word that is none: there are viewport=WIDTHxHEIGHT, after_crash=end, "
-                "after_crash=new_page"
+                "after_crash=new_page, trace"
             )
     return profile
 

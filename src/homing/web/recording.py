@@ -1,8 +1,9 @@
 """What is kept of sessions for people to look at: a folder each, with what happened and the pictures of it.
 
-    <root>/<session's tag>/events.jsonl   one line per event, written as it happens
+    <root>/<session's tag>/events.jsonl   one line per event, written within a fifth of a second
                            session.json   which task it was
                            step-0001.jpg  the page after that step, written by the browser's side
+                           trace.zip      what Playwright's viewer opens, where it was asked for; empty until the close
 
 The invariant: every session that began has its folder, however it ended; files are indexed once the browser is gone.
 What cannot be written is said in the index, and is never a session's failure. Names are ours; nothing of a request is
@@ -14,6 +15,7 @@ Not here: taking the pictures (a backend), showing them (`replay.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -33,12 +35,15 @@ logger = logging.getLogger(__name__)
 
 EVENTS_FILE: Final = "events.jsonl"
 SESSION_FILE: Final = "session.json"
+TRACE_FILE: Final = "trace.zip"
 _TREE_CHARACTERS: Final = 20_000
 _CHUNK_BYTES: Final = 2**20
 _MAX_FILES: Final = 2_000
 _MAX_EVENTS: Final = 20_000
 _WRITE_SECONDS: Final = 10.0
 _ATTEMPTS: Final = 1_000
+_BATCH_SECONDS: Final = 0.2
+"""What happens within so long is written at once: a write for each step would cost as much as the step's own reply."""
 
 
 class NoRecording:
@@ -111,6 +116,7 @@ class FolderRecording:
         self._failed = False
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
+        self._ends = asyncio.Event()
         self._index: Sequence[ArtifactRef] | None = None
 
     def note(self, event: RecordedEvent) -> None:
@@ -120,15 +126,22 @@ class FolderRecording:
         self._count += 1
         self._lines.append(json.dumps(_event_json(event), ensure_ascii=False) + "\n")
         if self._writing is None or self._writing.done():
-            self._writing = self._tasks.spawn(self._write(), "write recording")
+            self._writing = self._tasks.spawn(self._write_soon(), "write recording")
 
     async def finish(self) -> Sequence[ArtifactRef]:
         """See `Recording.finish`."""
         if self._index is None:
+            self._ends.set()
             await self._tasks.wait(_WRITE_SECONDS)
             await self._write()
             self._index = await asyncio.to_thread(self._indexed)
         return self._index
+
+    async def _write_soon(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BATCH_SECONDS):
+                await self._ends.wait()
+        await self._write()
 
     async def _write(self) -> None:
         while self._lines and not self._failed:
@@ -164,7 +177,9 @@ class FolderRecording:
             except OSError:
                 found.append(_failed(uri, kind))
                 continue
-            if size:
+            if path.name == TRACE_FILE and not size:
+                found.append(_failed(uri, kind))  # it was begun, and the browser went before it was written
+            elif size:
                 found.append(ArtifactRef(uri=uri, mime_type=kind, size_bytes=size, sha256=digest))
         if self._failed:
             uri = f"{self.folder.name}/{EVENTS_FILE}"

@@ -48,6 +48,7 @@ def assembly(
     provider: str,
     provider_options: Mapping[str, Any],
     recordings: str | None,
+    trace: bool = False,
     name: str = "chromium",
 ) -> Assemble:
     """What opens a worker's backends, browsers and recordings.
@@ -56,13 +57,18 @@ def assembly(
         tasks: Names of task sets.
         provider, provider_options: The browser provider, and its own settings.
         recordings: The folder; None: nothing is kept.
+        trace: Every session is traced. An assembly that is not asked for it need not know of it.
 
     Raises:
         ConfigurationError: one of them is unknown, or cannot be as it is set.
     """
     make = found_by_name(ASSEMBLIES_GROUP, name, "assembly", _BUILT_IN)
     made: Assemble = make(
-        tuple(tasks), provider=provider, provider_options=dict(provider_options), recordings=recordings
+        tuple(tasks),
+        provider=provider,
+        provider_options=dict(provider_options),
+        recordings=recordings,
+        **({"trace": True} if trace else {}),
     )
     return made
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from homing.errors import ConfigurationError
 from homing.types import session_tag
-from homing.web.recording import EVENTS_FILE, SESSION_FILE
+from homing.web.recording import EVENTS_FILE, SESSION_FILE, TRACE_FILE
 
 _TAG: Final = re.compile(r"[0-9a-f]{12}(-\d+)?")
 _PICTURE: Final = re.compile(r"step-(\d{4,})\.(jpg|png)")
@@ -51,6 +51,12 @@ class Recorded:
             if event.get("terminated"):
                 return float(event.get("reward", 0.0))
         return None
+
+    @property
+    def has_trace(self) -> bool:
+        """Whether Playwright's viewer has something to open."""
+        path = self.folder / TRACE_FILE
+        return path.is_file() and not path.is_symlink() and path.stat().st_size > 0
 
     @property
     def failure(self) -> str | None:
@@ -128,6 +134,8 @@ def replay_page(recorded: Recorded) -> str:
         ("ended by", recorded.failure or "its close"),
         ("session", recorded.tag),
     ]
+    if recorded.has_trace:
+        summary.append(("trace", f"{TRACE_FILE}, beside this recording: playwright show-trace {TRACE_FILE}"))
     goal = next((event["observation"].get("goal") for event in recorded.events if event.get("observation")), None) or ()
     return _PAGE.format(
         title=_text(recorded.name),

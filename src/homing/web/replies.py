@@ -81,7 +81,9 @@ def add_error_replies(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def client_left(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody is there to read it
+        # Mostly nobody is there to read it; who has only closed its own side is, and is told in words like anybody.
+        told = body_of("The request's connection was closed before its reply: send it again.", "invalid_request", True)
+        return Response(told, 400, media_type="application/json")
 
     @app.exception_handler(Exception)
     async def other_error(_: Request, error: Exception) -> Response:

@@ -30,6 +30,7 @@ def _serve(
     provider: str,
     provider_options: tuple[str, ...],
     recordings: str | None,
+    trace: bool,
     sites: str,
     token_env: str | None,
     name: str,
@@ -56,6 +57,7 @@ def _serve(
         provider=provider,
         provider_options=parse_settings(provider_options),
         recordings=recordings,
+        trace=trace,
     )
     make = partial(
         WebServer,
@@ -122,6 +124,11 @@ def assembly_parameters() -> list[click.Parameter]:
             ["--recordings"],
             metavar="DIR",
             help="Where sessions' recordings are kept. [default: nowhere, none are made]",
+        ),
+        OwnOption(
+            ["--trace"],
+            is_flag=True,
+            help="Keep a trace of every session beside its recording, for Playwright's viewer.",
         ),
         OwnOption(
             ["--sites"],

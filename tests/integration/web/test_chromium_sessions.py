@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, play, ref_of
+from tests.support.chromium import LONG_TEST_SECONDS, ChromiumWorld, Site, play, ref_of
 
+from homing.web.chromium.browser import kind_of
+from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import (
     BrowserLostError,
     InvalidActionError,
@@ -301,7 +303,8 @@ def test_a_huge_page_is_cut_at_a_stated_size_with_a_mark() -> None:
         assert seen.axtree.splitlines()[-1].startswith("(cut here: ")
         assert "axtree" in seen.truncated
 
-    play(pages, script)
+    # A busy machine needs its time to lay such a page out; how long is no matter here.
+    play(pages, script, reset_seconds=80.0)
 
 
 # --- faults ---
@@ -454,6 +457,42 @@ def test_a_killed_driver_loses_its_sessions_and_is_replaced() -> None:
     play({"/form": FORM}, script)
 
 
+def test_a_stopped_driver_is_ended_and_replaced_for_the_next_session() -> None:
+    import os
+    import signal
+
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/form")
+        driver = world.provider._driver
+        assert driver is not None
+        assert driver.process is not None
+        processes = [driver.process, *world.browser_processes()]
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        assert (await world.seed("t", "/form")).title == "Form"
+        assert await world.manager.close_session("s")
+        assert not [each for each in processes if is_running(each)]
+
+    play({"/form": FORM}, script, acquire_seconds=20.0)
+
+
+def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_wait_for_it_in_turn() -> None:
+    import os
+    import signal
+
+    async def script(world: ChromiumWorld) -> None:
+        await world.seed("s", "/form")
+        zygotes = [each for each in world.browser_processes() if kind_of(each) == "zygote"]
+        assert zygotes
+        for zygote in zygotes:
+            os.kill(zygote.pid, signal.SIGSTOP)
+        seeds = await asyncio.gather(*(world.seed(f"t{n}", "/form") for n in range(3)))
+        assert [seed.title for seed in seeds] == ["Form"] * 3
+        assert await world.manager.close_session("s")
+        assert world.provider.launched == 2
+
+    play({"/form": FORM}, script, acquire_seconds=20.0)
+
+
 def test_a_session_with_a_browser_of_its_own_takes_it_along() -> None:
     async def script(world: ChromiumWorld) -> None:
         await world.seed("a", "/form")
@@ -593,3 +632,38 @@ def test_what_a_page_says_is_text_in_the_replay(tmp_path: Path) -> None:
         json.loads((tmp_path / find_recording(tmp_path, "s").tag / "session.json").read_text())["task"]["task_id"]
         == "/evil"
     )
+
+
+def test_a_frame_of_another_origin_is_named_not_read_and_is_reached_by_coordinates() -> None:
+    inside = "<title>In</title><body style='margin:0'><button style='width:200px;height:100px' onclick='parent.postMessage(1,\"*\")'>Pay</button>"
+    other = Site({"/inside": inside})
+
+    async def script(world: ChromiumWorld) -> None:
+        world.site.pages["/page"] = (
+            "<title>Out</title><body style='margin:0'><script>onmessage = () => { document.title = 'paid'; }</script>"
+            f"<iframe title='pay here' src='{other.origin}/inside' width=300 height=150></iframe>"
+        )
+        seen = await world.seed("s", "/page", observation_profile="layout,screenshot=jpeg")
+        lines = seen.axtree.splitlines()
+        (frame,) = [line for line in lines if "] iframe" in line or "pay here" in line]
+        assert f"{other.origin}/inside" in frame
+        assert any("another origin's frame: not shown" in line for line in lines)
+        assert "Pay" not in seen.axtree.replace("pay here", "")
+        assert seen.screenshot is not None  # which shows it
+        x, y = (int(each) for each in re.search(r"(\d+),(\d+),\d+,\d+", frame).groups())  # type: ignore[union-attr]
+        result = await world.step("s", {"action": "mouse_click", "x": x + 100, "y": y + 50})
+        for _ in range(100):
+            if result.observation.title == "paid":
+                break
+            result = await world.step("s", {"action": "noop", "milliseconds": 50})
+        assert result.observation.title == "paid"
+
+    async def around(world: ChromiumWorld) -> None:
+        await other.start()
+        try:
+            await script(world)
+        finally:
+            await other.aclose()
+
+    rules = NavigationRules(private=True)
+    play({"/page": ""}, around, rules=rules)

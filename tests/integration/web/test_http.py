@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -279,13 +280,60 @@ def test_a_client_that_hangs_up_does_not_end_its_seed_and_the_next_one_shares_it
 def test_a_client_that_will_know_its_session_by_its_cookie_only_and_leaves_has_none() -> None:
     async def script(client: httpx.AsyncClient) -> None:
         body = {"task": {**TASK, "task_kwargs": {"faults": {"reset": ["hang"]}}}}
-        with contextlib.suppress(httpx.TimeoutException):
-            await client.post("/seed_session", json=body, timeout=1.0)
+        seed = asyncio.create_task(client.post("/seed_session", json=body))
+        while (await client.get("/healthz")).json()["ledger"]["browser"]["live"] == 0:
+            pass
+        seed.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await seed
         while (health := (await client.get("/healthz")).json())["ledger"]["browser"]["released"] == 0:
             pass
         assert (health["sessions"], health["creating"]) == (0, 0)
 
     play(script, settings={"reset_seconds": 50.0})
+
+
+async def raw_call(
+    client: httpx.AsyncClient, head: str, body: bytes = b""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request whose connection is the test's to keep, to half-close, or never to read from."""
+    url = client.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    cookies = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    lines = [head, f"host: {url.host}", f"cookie: {cookies}", "content-type: application/json"]
+    writer.write("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+def test_a_client_that_closes_its_side_before_the_reply_is_told_in_words() -> None:
+    async def script(client: httpx.AsyncClient) -> None:
+        body = json.dumps({"task": {**TASK, "task_kwargs": {"faults": {"acquire": ["slow"]}}}}).encode()
+        reader, writer = await raw_call(client, "POST /seed_session HTTP/1.1", body)
+        writer.write_eof()
+        head, _, said = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        if head:  # a server may also take that for gone, and then says nothing at all
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert json.loads(said)["error_kind"] == "invalid_request"
+        await settled(client)
+        assert (await client.get("/healthz")).json()["sessions"] == 0
+
+    play(script)
+
+
+def test_a_client_that_never_reads_its_reply_keeps_its_session_for_the_idle_time_and_no_longer() -> None:
+    async def script(client: httpx.AsyncClient) -> None:
+        faults = {"faults": {"observe": ["slow"]}}
+        assert (await client.post("/seed_session", json={"task": {**TASK, "task_kwargs": faults}})).status_code == 200
+        _, writer = await raw_call(client, "GET /observe HTTP/1.1")
+        while (health := (await client.get("/healthz")).json())["sessions"] or health["cleanup_pending"]:
+            await asyncio.sleep(0.02)
+        assert health["ledger"]["browser"]["live"] == 0
+        assert told(await client.get("/observe")) == (404, "session_lost", True)
+        writer.close()
+
+    play(script, settings={"idle_seconds": 1.0, "sweep_seconds": 0.1})
 
 
 def test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_seed() -> None:

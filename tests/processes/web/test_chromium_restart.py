@@ -15,6 +15,7 @@ from tests.soak_web.faults import descendants, marked
 from tests.support.chromium import require_chromium
 from tests.support.running import HOMING, ROOT, running, wait_until_gone
 
+from homing.web.chromium.browser import kind_of
 from homing.web.processes import is_running, mark
 
 TASK = {"benchmark": "miniwob", "task_id": "click-test", "seed": 0}
@@ -72,3 +73,28 @@ def _kill_and_start_again() -> None:
                 for cookie in cookies:
                     reply = client.get("/observe", headers={"cookie": cookie})
                     assert (reply.status_code, reply.json()["error_kind"]) == (404, "session_lost")
+
+
+def test_a_stopped_page_that_outlived_its_browser_and_its_worker_is_ended_by_the_worker_in_its_place() -> None:
+    require_chromium()
+    with running("--tasks", "miniwob", "--workers", "2", cwd=ROOT, command=SERVE) as server:
+        server.wait_for("all 2 workers are ready")
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=90) as client:
+            assert client.post("/seed_session", json={"task": TASK}).status_code == 200
+        (worker, pages) = next(
+            (worker, pages)
+            for worker in server.workers()
+            if (pages := [each for pid in descendants(worker) if (each := mark(pid)) and kind_of(each) == "renderer"])
+        )
+        for page in pages:
+            os.kill(page.pid, signal.SIGSTOP)
+        leader = os.getsid(pages[0].pid)
+        # The worker cannot see to it any more, and who could be told by its mark is gone before anybody looks.
+        os.kill(worker, signal.SIGSTOP)
+        os.kill(leader, signal.SIGKILL)
+        wait_until_gone(leader, 5.0)
+        assert all(is_running(page) for page in pages)
+        os.kill(worker, signal.SIGKILL)
+        server.wait_for("Application startup complete", 3)
+        for page in pages:
+            wait_until_gone(page.pid, 5.0)

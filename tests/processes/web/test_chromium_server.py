@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -24,7 +20,6 @@ from homing.web.client import WebCallError, WebSession
 from homing.web.environment import Env
 from homing.web.miniwob.solver import OBSERVATION_PROFILE, solvable, solve
 from homing.web.miniwob.task_set import MiniwobTasks
-from homing.web.processes import OWNER_ENV, end, is_running, mark
 
 SERVE = (*HOMING, "web", "serve")
 CLICK = {"benchmark": "miniwob", "task_id": "click-button", "seed": 3}
@@ -299,74 +294,3 @@ def test_a_closed_session_has_a_recording_and_a_page(url: str, recordings: Path)
     )  # fmt: skip
     assert unknown.returncode == 1
     assert "no recording" in unknown.stderr
-
-
-def marked_processes(owners: set[int]) -> list[int]:
-    """Processes that carry the mark of one of these workers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                marks = [each for each in variables if each.startswith(OWNER_ENV.encode())]
-                if any(int(each.split(b".")[1]) in owners for each in marks):
-                    found.append(int(entry.name))
-    return found
-
-
-def test_a_killed_server_leaves_nothing_to_the_next_one_and_other_peoples_browsers_alone() -> None:
-    binary = require_chromium()
-    with tempfile.TemporaryDirectory(prefix="h-profile-") as profile:
-        theirs = subprocess.Popen(
-            [binary.path, "--headless", "--no-sandbox", "--remote-debugging-port=0", f"--user-data-dir={profile}"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=environment(), start_new_session=True,
-        )  # fmt: skip
-        try:
-            with serving() as first:
-                client = httpx.Client(base_url=f"http://127.0.0.1:{first.port}", timeout=60, trust_env=False)
-                assert client.post("/seed_session", json={"task": CLICK}).status_code == 200
-                owners = set(first.workers())
-                ours = marked_processes(owners)
-                assert len(ours) >= 2  # a driver and a browser, whose own children clear their environment
-                left = [found for pid in ours if (found := mark(pid)) is not None]
-                os.killpg(first.process.pid, signal.SIGKILL)
-            with serving(workers=1) as second:
-                began = time.monotonic()
-                while any(is_running(each) for each in left) and time.monotonic() - began < 2.0:
-                    time.sleep(0.01)
-                assert not [each for each in left if is_running(each)]
-                client.base_url = httpx.URL(f"http://127.0.0.1:{second.port}")
-                reply = client.post("/step", json={"action": "noop()"})
-                assert reply.status_code in (404, 410)
-                assert reply.json()["error_kind"] in ("session_lost", "session_gone")
-            client.close()
-            assert theirs.poll() is None
-        finally:
-            end([found for found in [mark(theirs.pid)] if found], 5.0)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(theirs.pid, signal.SIGKILL)
-            theirs.wait()
-
-
-def test_the_demo_plays_and_shows(tmp_path: Path) -> None:
-    require_chromium()
-    done = subprocess.run(
-        [*HOMING, "web", "demo", "--episodes", "4", "--workers", "2", "--json", "--recordings", str(tmp_path)],
-        cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [each["reward"] is not None for each in told["episodes"]] == [True] * 4
-    assert Path(told["contact_sheet"]).read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_a_chromium_the_demo_says_what_to_install(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*HOMING, "web", "demo", "--episodes", "1", "--recordings", str(tmp_path)],
-        cwd=ROOT, env=environment(HOMING_CHROMIUM="/nowhere/chromium", PATH="/nowhere"), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "chromium-headless-shell" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

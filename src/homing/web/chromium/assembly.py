@@ -14,7 +14,7 @@ from typing import Any, Final
 from homing.errors import ConfigurationError
 from homing.web.assembly import Assembly
 from homing.web.base import PROVIDERS_GROUP, TASK_SETS_GROUP, BrowserProvider, Recordings, TaskSet
-from homing.web.chromium.backend import ChromiumBackends
+from homing.web.chromium.backend import ChromiumBackends, PlaySettings
 from homing.web.chromium.provider import VIEWPORT, LocalProvider, LocalSettings
 from homing.web.chromium.remote import RemoteProvider
 from homing.web.recording import FolderRecordings, NoRecordings
@@ -38,8 +38,11 @@ class ChromiumAssembly:
     provider: str = _LOCAL
     provider_options: Mapping[str, Any] = field(default_factory=dict)
     recordings: str | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
+        if self.trace and self.recordings is None:
+            raise ConfigurationError("web: traces are kept with recordings: give --recordings DIR too")
         for name in self.tasks:
             _task_set_maker(name)
         _provider_maker(self.provider, self.provider_options)
@@ -61,7 +64,9 @@ class ChromiumAssembly:
             stack.push_async_callback(browsers.aclose)
             recordings: Recordings = NoRecordings() if self.recordings is None else FolderRecordings(self.recordings)
             gate = OperationGate(settings.operations_at_once, settings.wait_seconds)
-            yield Assembly(ChromiumBackends(task_sets, gate), browsers, recordings, _import_driver)
+            yield Assembly(
+                ChromiumBackends(task_sets, gate, PlaySettings(trace=self.trace)), browsers, recordings, _import_driver
+            )
 
 
 def _import_driver() -> None:

@@ -25,6 +25,7 @@ from homing.web.chromium.hands import NAVIGATION_SECONDS, ActionFailedError, Han
 from homing.web.chromium.held import Held
 from homing.web.chromium.rules import NavigationRules
 from homing.web.chromium.screencast import Screencast
+from homing.web.chromium.trace import Trace
 from homing.web.chromium.view import View
 from homing.web.errors import (
     BrowserLostError,
@@ -61,11 +62,13 @@ class PlaySettings:
         settle_seconds: How long a step waits for a navigation that it has begun.
         navigation_seconds: How long `goto` and its like wait for the page.
         rules: Where an action may go; the connections have rules of their own, which are the provider's.
+        trace: Every session is traced; else those whose task asks for it.
     """
 
     settle_seconds: float = _SETTLE_SECONDS
     navigation_seconds: float = NAVIGATION_SECONDS
     rules: NavigationRules = field(default_factory=NavigationRules)
+    trace: bool = False
 
 
 class ChromiumBackends:
@@ -131,6 +134,7 @@ class ChromiumBackend:
         self._began = asyncio.get_running_loop().time()
         self._ended: Progress | None = None
         self._screencast = None if spec.recording.folder is None else Screencast(spec.recording.folder)
+        self._trace = None if spec.recording.folder is None else Trace(self._context.raw, spec.recording.folder)
 
     # --- operations ---
 
@@ -179,6 +183,8 @@ class ChromiumBackend:
         """See `Backend.close`."""
         if self._screencast is not None:
             await self._screencast.aclose()
+        if self._trace is not None:
+            await self._trace.aclose()
         left = await self._tasks.aclose(_STOP_SECONDS)
         if left:
             raise RuntimeError("an operation has not stopped")
@@ -198,6 +204,10 @@ class ChromiumBackend:
             self._held.viewport = wanted
         if self._screencast is not None:
             await self._screencast.start(view)
+        if self._runtime.trace or self._settings.trace:
+            if self._trace is None:
+                raise ValueError("a trace was asked for, and this server keeps no recordings: leave it out")
+            await self._trace.start()
         self._goal = await self._task_set.begin(view.page, task)
         return await self._look()
 
@@ -226,6 +236,8 @@ class ChromiumBackend:
         if terminated:
             self._ended = progress
         observation = await self._look()
+        if self._trace is not None:
+            await self._trace.count_step()
         info = dict(progress.info)
         if self._hands.infeasible is not None:
             info["infeasible"] = self._hands.infeasible

@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,7 @@ from homing.web.processes import (
     memory_of,
     remove_folder,
 )
+from homing.web.worker_folder import forget_leader, note_leader
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser as PlaywrightBrowser
@@ -44,11 +46,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAUNCH_SECONDS: Final = 60.0
+_LAUNCH_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 2.0
 _CONTEXT_SECONDS: Final = 20.0
+_WATCH_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 1.0
 _KILL_SECONDS: Final = 2.0
+
+_KIND: Final = re.compile(r"(?:^| )--type=([\w-]+)")
 
 FLAGS: Final = (
     "--disable-gpu",
@@ -134,6 +139,8 @@ class Browser:
                 browser = cls(driver, playwright, cdp, folder)
                 pids = await browser._pids("browser")
                 browser.process = next(iter(pids), None)
+                if browser.process is not None:
+                    await asyncio.to_thread(note_leader, launch.folder, browser.process)
         except BaseException as error:
             with contextlib.suppress(Exception):
                 if playwright is not None:
@@ -158,6 +165,11 @@ class Browser:
             and (self.process is None or is_running(self.process))
         )
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be given a session: it runs, and no signal holds it."""
+        return self.is_running and not (self.process is not None and is_stopped(self.process))
+
     async def new_context(self, **options: Any) -> tuple[BrowserContext, Any, Footprint]:
         """A context with one page, and its renderer as its footprint.
 
@@ -165,9 +177,11 @@ class Browser:
             Exception: the browser does not make one; nothing of it is left that the browser's end does not end.
         """
         async with self._making:
+            if self.is_retired:
+                raise BrowserStartError("the browser takes no more sessions")  # those before this one have seen to it
             raw = None
             try:
-                async with asyncio.timeout(_CONTEXT_SECONDS):
+                async with asyncio.timeout(_CONTEXT_SECONDS) as limit, self._watched(limit):
                     before = await self._renderers()
                     raw = await self.playwright.new_context(**options)
                     page = await raw.new_page()
@@ -183,6 +197,27 @@ class Browser:
             footprint = Footprint(processes=new if len(new) == 1 else set())
             self._known |= footprint.processes
             return raw, page, footprint
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """End the limit as soon as a part of the browser that all pages need is seen to be held by a signal."""
+        loop = asyncio.get_running_loop()
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(_WATCH_SECONDS)
+                if await asyncio.to_thread(self._is_held):
+                    limit.reschedule(loop.time())
+                    return
+
+        watching = loop.create_task(watch(), name="watch browser")
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    def _is_held(self) -> bool:
+        return any(is_stopped(each) and kind_of(each) != "renderer" for each in self._processes())
 
     async def close_context(self, raw: BrowserContext, footprint: Footprint) -> bool:
         """Close a context and end what it leaves; whether the browser still answers."""
@@ -200,13 +235,13 @@ class Browser:
     async def _end_stopped_strangers(self) -> None:
         """Renderers that are held by a signal and are no known context's: of a page that moved to another site. Pages
         that are closed leave such a one behind, and it would be there for ever."""
-        if self.process is None:
-            return
-        strangers = [
-            each
-            for each in await asyncio.to_thread(led_by, self.process)
-            if each not in self._known and is_stopped(each) and "--type=renderer" in command_line(each)
-        ]
+        try:
+            # Asked of the browser: a look at every process of the machine costs more than the context's close.
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                renderers = await self._renderers()
+        except Exception:
+            return  # it does not answer, and is ended for that
+        strangers = [each for each in renderers if each not in self._known and is_stopped(each)]
         if strangers:
             await asyncio.to_thread(end, strangers, _KILL_SECONDS)
 
@@ -245,6 +280,8 @@ class Browser:
         # What came into being meanwhile is in the session too.
         left = await asyncio.to_thread(end, {*processes, *self._processes()}, _KILL_SECONDS)
         await asyncio.to_thread(remove_folder, self.folder)
+        if self.process is not None and not left:
+            await asyncio.to_thread(forget_leader, self.folder.parent, self.process)
         if left:
             raise RuntimeError(f"{len(left)} processes of a browser cannot be ended")
 
@@ -272,3 +309,12 @@ class Browser:
     def __repr__(self) -> str:
         state = "retired" if self.is_retired else "running" if self.is_running else "gone"
         return f"<Browser {self.process.pid if self.process else '?'}: {state}, {self.leases} leases, {self.served} served>"
+
+
+def kind_of(process: ProcessMark) -> str:
+    """What a process of Chromium is: `renderer`, `zygote`, `gpu-process`, `utility`; `browser` for the one that leads.
+
+    Those that a zygote has forked show all their arguments as one text, so it is searched, not taken apart.
+    """
+    found = _KIND.search(" ".join(command_line(process)))
+    return found[1] if found else "browser"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from homing.web.base import ProcessMark
 from homing.web.errors import BrowserStartError
-from homing.web.processes import browser_environment, children, command_line, end, is_running
+from homing.web.processes import browser_environment, children, command_line, end, is_running, is_stopped
 
 if TYPE_CHECKING:
     from playwright.async_api import Playwright
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
+_ANSWER_SECONDS: Final = 2.0
 
 
 class Driver:
@@ -63,8 +64,25 @@ class Driver:
     def is_running(self) -> bool:
         return self.process is None or is_running(self.process)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a signal holds it: it is there, and answers nobody until it is let go on."""
+        return self.process is not None and is_stopped(self.process)
+
+    async def answers(self, seconds: float = _ANSWER_SECONDS) -> bool:
+        """Whether it answers in time, whatever its browsers do."""
+        try:
+            async with asyncio.timeout(seconds):
+                asked = await self.playwright.request.new_context()
+                await asked.dispose()
+        except Exception:
+            return False
+        return True
+
     async def aclose(self) -> None:
         """End it, by force after two seconds; its browsers end with it. Safe to call twice."""
+        if self.process is not None and self.is_held:
+            await asyncio.to_thread(end, [self.process], _STOP_SECONDS)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_STOP_SECONDS):
                 await self.playwright.stop()

@@ -20,7 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from homing.web.chromium.rules import NavigationRules
-from homing.web.tasks import Tasks
+from homing.web.loopback import Loopback
 
 logger = logging.getLogger(__name__)
 
@@ -45,32 +45,23 @@ class Gateway:
         self.carried = 0
         self.refused = 0
         self.last_refusal: str | None = None
-        self._server: asyncio.Server | None = None
-        self._connections = Tasks()
+        self._listener = Loopback(self._serve, "gateway connection", _HEAD_BYTES)
 
     @property
     def address(self) -> str:
         """`http://127.0.0.1:port`."""
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self._listener.origin
 
     async def start(self) -> None:
         """Listen on loopback, on a free port."""
-        if self._server is None:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_HEAD_BYTES)
+        await self._listener.start()
 
     async def aclose(self) -> None:
         """End every connection. Safe to call twice."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        await self._connections.aclose(1.0)
+        await self._listener.aclose()
 
     def __repr__(self) -> str:
         return f"<Gateway: {self.carried} carried, {self.refused} refused>"
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.spawn(self._serve(reader, writer), "gateway connection")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

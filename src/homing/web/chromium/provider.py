@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import logging
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from homing.errors import ConfigurationError
-from homing.web.base import BrowserHandle, BrowserSpec, ProcessMark
+from homing.web.base import BrowserHandle, BrowserSpec
 from homing.web.chromium.binary import Binary, find_binary
 from homing.web.chromium.browser import Browser, Launch
 from homing.web.chromium.context import Context
@@ -34,15 +33,24 @@ from homing.web.chromium.gateway import Gateway
 from homing.web.chromium.held import Held
 from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import BrowserStartError
-from homing.web.processes import end, end_orphans, is_running, left_of, owner_mark, remove_folder
+from homing.web.processes import (
+    end,
+    end_orphans,
+    left_of,
+    owner_mark,
+    remove_folder,
+    remove_folders_of_the_dead,
+)
 from homing.web.tasks import Tasks
+from homing.web.worker_folder import make_worker_folder
 
 logger = logging.getLogger(__name__)
 
 VIEWPORT: Final = (1280, 720)
-_FOLDER_PREFIX: Final = "homing-web-"
 _INTERRUPT_SECONDS: Final = 0.5
 _REFILL_SECONDS: Final = 5.0
+_HELD_SECONDS: Final = 0.5
+"""For so long a signal may hold the driver before it is taken for lost."""
 _MEASURED_EVERY: Final = 10
 """A browser's memory is looked at after so many sessions: it takes some milliseconds."""
 
@@ -139,7 +147,8 @@ class LocalProvider:
             self.binary = await asyncio.to_thread(find_binary, self.settings.executable)
         await asyncio.to_thread(end_orphans)
         if self._folder is None:
-            self._folder = await asyncio.to_thread(_make_folder)
+            await asyncio.to_thread(remove_folders_of_the_dead)
+            self._folder = await asyncio.to_thread(make_worker_folder, owner_mark())
         if self.gateway is None:
             origins = frozenset(self._origins())
             self.rules = NavigationRules(self.rules.origins | origins, self.rules.private)
@@ -257,7 +266,7 @@ class LocalProvider:
     def _ready(self) -> LocalHeld | None:
         while self._warm:
             held = self._warm.popleft()
-            if held.browser.is_running and not held.browser.is_retired and held.context.has_page:
+            if held.browser.is_usable and not held.browser.is_retired and held.context.has_page:
                 return held
             held.browser.leases -= 1
         return None
@@ -299,6 +308,7 @@ class LocalProvider:
     async def _browser(self) -> Browser:
         """A browser with room for one more, counted in already."""
         async with self._starting:
+            await self._end_lost_driver()
             if self.settings.isolation == "context":
                 for browser in list(self._browsers):
                     if browser.is_retired:
@@ -306,34 +316,47 @@ class LocalProvider:
                     if not browser.is_running:
                         await self._retire(browser, now=True)
                         continue
-                    if browser.served >= self.settings.sessions_per_browser:
+                    if browser.served >= self.settings.sessions_per_browser or not browser.is_usable:
                         await self._retire(browser)
                         continue
                     browser.leases += 1
                     return browser
-            if self._driver is not None and not self._driver.is_running:
-                with contextlib.suppress(RuntimeError):
-                    await self._driver.aclose()
-                self._driver = None
             assert self._folder is not None
             assert self.binary is not None
             assert self.gateway is not None
             if self._driver is None:
                 self._driver = await Driver.start(self._folder)
-            browser = await Browser.launch(
-                self._driver,
-                Launch(
-                    self.binary,
-                    self._folder,
-                    proxy=self.gateway.address,
-                    bypass=tuple(origin.partition("://")[2] for origin in sorted(self.rules.origins)),
-                    flags=self.settings.flags,
-                ),
+            launch = Launch(
+                self.binary,
+                self._folder,
+                proxy=self.gateway.address,
+                bypass=tuple(origin.partition("://")[2] for origin in sorted(self.rules.origins)),
+                flags=self.settings.flags,
             )
+            try:
+                browser = await Browser.launch(self._driver, launch)
+            except BrowserStartError:
+                if not await self._driver.answers():
+                    await self._end_driver()  # else it would fail the next one too
+                raise
             self.launched += 1
             browser.leases += 1
             self._browsers.append(browser)
             return browser
+
+    async def _end_lost_driver(self) -> None:
+        """A driver that is gone, or that a signal holds, speaks to no browser of its own: all of them go with it."""
+        if self._driver is not None and self._driver.is_held:
+            await asyncio.sleep(_HELD_SECONDS)
+        if self._driver is not None and (self._driver.is_held or not self._driver.is_running):
+            await self._end_driver()
+
+    async def _end_driver(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            logger.warning("the browser driver does not answer and is ended, with its browsers")
+            with contextlib.suppress(RuntimeError):
+                await driver.aclose()
 
     async def _retire(self, browser: Browser, *, now: bool = False) -> None:
         """Give a browser no more sessions, and end it when it has none, or now."""
@@ -344,7 +367,10 @@ class LocalProvider:
             self._tasks.spawn(browser.aclose(), "close retired browser")
 
     def _plan_refill(self) -> None:
+        # From half on: seeds that come together find what is ready, and do not wait for what is made for later ones.
         if self._closed or self.settings.isolation != "context" or not self.settings.warm:
+            return
+        if len(self._warm) > self.settings.warm // 2:
             return
         if self._refill is None or self._refill.done():
             self._refill = self._tasks.spawn(self._refill_warm(), "make contexts ready")
@@ -401,20 +427,3 @@ class LocalProvider:
 
 def _failed(task: asyncio.Task[None]) -> bool:
     return task.cancelled() or task.exception() is not None
-
-
-def _make_folder() -> Path:
-    """A folder for this worker's browsers, named by its mark; those of dead workers are removed."""
-    root = Path(tempfile.gettempdir())
-    here = owner_mark()
-    namespace = here.partition(".")[0]
-    for folder in root.glob(f"{_FOLDER_PREFIX}{namespace}.*"):
-        parts = folder.name.removeprefix(_FOLDER_PREFIX).split(".")
-        if len(parts) == 4 and parts[1].isdigit() and parts[2].isdigit() and _is_dead(int(parts[1]), int(parts[2])):
-            with contextlib.suppress(OSError):
-                remove_folder(folder)
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{here}.", dir=root))
-
-
-def _is_dead(pid: int, started: int) -> bool:
-    return not is_running(ProcessMark(pid, started))

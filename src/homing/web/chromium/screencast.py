@@ -13,6 +13,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ _HEIGHT: Final = 600
 _QUALITY: Final = 60
 _MAX_STEPS: Final = 500
 _CLOSE_SECONDS: Final = 2.0
+_BATCH_SECONDS: Final = 0.2
+"""Pictures that come within so long are written at once."""
 
 
 def picture_name(step: int) -> str:
@@ -39,8 +42,8 @@ class Screencast:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._step = 0
-        self._latest: bytes | None = None
-        self._written: tuple[int, bytes] | None = None
+        self._latest: dict[int, str] = {}
+        self._ends = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._views: list[View] = []
         self._tasks = Tasks()
@@ -53,7 +56,8 @@ class Screencast:
         self._views.append(view)
 
         def take(event: dict[str, Any]) -> None:
-            self._latest = base64.b64decode(event["data"])
+            if self._step < _MAX_STEPS:
+                self._latest[self._step] = event["data"]
             self._tasks.spawn(_acknowledge(cdp, event["sessionId"]), "acknowledge picture")
             self._plan()
 
@@ -69,27 +73,30 @@ class Screencast:
 
     async def aclose(self) -> None:
         """Write what is still to be written. Safe to call twice."""
-        self._plan()
+        self._ends.set()
         await self._tasks.wait(_CLOSE_SECONDS)
         await self._tasks.aclose(_CLOSE_SECONDS)
 
     def _plan(self) -> None:
-        if self._latest is not None and (self._writing is None or self._writing.done()) and self._step < _MAX_STEPS:
-            self._writing = self._tasks.spawn(self._write(), "write picture")
+        if self._latest and (self._writing is None or self._writing.done()):
+            self._writing = self._tasks.spawn(self._write(), "write pictures")
 
     async def _write(self) -> None:
-        while self._latest is not None and self._written != (self._step, self._latest):
-            step, data = self._step, self._latest
-            self._written = (step, data)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BATCH_SECONDS):
+                await self._ends.wait()
+        while self._latest:
+            pictures, self._latest = self._latest, {}
             try:
-                await asyncio.to_thread(self._save, step, data)
+                await asyncio.to_thread(self._save, pictures)
             except OSError:
                 logger.warning("a picture of a recording could not be written", exc_info=True)
                 return
 
-    def _save(self, step: int, data: bytes) -> None:
+    def _save(self, pictures: Mapping[int, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / picture_name(step)).write_bytes(data)
+        for step, data in pictures.items():
+            (self._folder / picture_name(step)).write_bytes(base64.b64decode(data))
 
 
 async def _acknowledge(cdp: Any, session_id: int) -> None:
