@@ -6,7 +6,7 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
-.PHONY: setup setup-mcp1 setup-ecosystem setup-docs setup-web setup-browsergym demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl bench-web model clean demo-rl
+.PHONY: bench-instructions setup setup-mcp1 setup-ecosystem setup-docs setup-web setup-browsergym demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl bench-web model clean demo-rl
 
 # The script knows when there is nothing to do.
 setup:
@@ -109,6 +109,10 @@ bench: setup
 # Steps of served environments.
 bench-rl: setup
 	$(PYTHON) -m benchmarks.rl.run
+
+# Instructions of a local hit with and without what watches it; as good on a busy machine. Needs valgrind.
+bench-instructions: setup
+	$(PYTHON) -m benchmarks.instructions.run
 
 # Browser sessions beside BrowserGym and bare Playwright: eight minutes on a quiet machine. `benchmarks.web.long` has long runs.
 bench-web: setup setup-web

@@ -11,6 +11,7 @@ import pytest
 from tests.support.worlds import FileWorld, MemoryWorld, Worker
 
 from homing.directory import Given, OwnerAliveError, StillOwnedError
+from homing.directory.base import Why
 from homing.directory.failpoints import failpoint
 from homing.errors import (
     DirectoryBusyError,
@@ -317,6 +318,35 @@ async def test_an_idle_session_is_given_at_once_with_its_state_dropped(world: Wo
     assert not one.owners.mine("s")
     with pytest.raises(NotHereError), one.owners.serving("s"):
         pytest.fail("served")
+
+
+async def test_why_a_session_is_here_no_more_is_remembered(one: Worker, two: Worker) -> None:
+    for session_id in ("given", "closed", "idle", "refused", "kept"):
+        own(one, session_id)
+    assert await one.owners.give("given", two.id, timeout_seconds=0) is Given.GIVEN
+    one.held.clear()
+    one.held.add("kept")
+    one.owners.release("closed")
+    one.owners.release("idle", why=Why.IDLE)
+    one.owners.release("refused", why=None)
+    one.owners.release("kept")
+    assert [(each.key, each.why) for each in one.owners.endings] == [
+        ("given", Why.MOVED),
+        ("closed", Why.CLOSED),
+        ("idle", Why.IDLE),
+    ]
+    assert all(each.since <= each.at for each in one.owners.endings)
+    assert one.owners.counters.ended == {"moved": 1, "closed": 1, "idle": 1}
+    assert [entry.key for entry in one.owners.owned()] == ["kept"]
+
+
+async def test_what_no_session_came_of_is_no_ending(one: Worker) -> None:
+    """An ID that a request was about to begin a session under, and did not."""
+    one.owners.acquire("s")
+    with one.owners.serving("s"):
+        pass
+    assert len(one.owners) == 0
+    assert list(one.owners.endings) == []
 
 
 async def test_a_give_waits_for_what_is_being_served_and_refuses_what_is_new(one: Worker, two: Worker) -> None:

@@ -120,3 +120,11 @@ def test_one_short_round_measures_steps_of_environments_and_makes_the_page(tmp_p
     assert "KiB per idle session beside the environment" in page
     (cells,) = json.loads((tmp_path / "rounds.json").read_text())["rounds"]
     assert all(cell["steps_per_second"] > 0 for cell in cells.values())
+
+
+@pytest.mark.parametrize("parts", [(), ("row", "route", "spans", "look")], ids=["nothing", "everything"])
+def test_the_loop_whose_instructions_are_counted_serves_every_hit(parts: tuple[str, ...]) -> None:
+    """Without callgrind: the loop itself asserts that each hit was served here, and by the app."""
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.instructions.loop", "2000", *parts], cwd=ROOT, timeout=110, check=True
+    )

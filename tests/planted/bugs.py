@@ -73,6 +73,8 @@ BUGS: Final = (
                 f"{_DIRECTORY}/ownership.py",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"
+                "        if why is not None:\n"
+                "            self._end(entry, why)\n"
                 "        self._remove(entry)\n",
                 "        if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):\n"
                 "            return\n"
@@ -273,6 +275,22 @@ BUGS: Final = (
         "P2",
         (Change(f"{_IDENTITY}/presets.py", "        first=True,\n", "        first=False,\n"),),
         (f"{ENGINEIO}::test_the_sid_counts_before_a_cookie_that_the_same_request_carries",),
+    ),
+    Bug(
+        "the span of a forwarded request is written into its headers",
+        "P5",
+        (
+            Change(
+                f"{_ROUTING}/spans.py",
+                "        watched = _StatusWatch(span, send).send if span.is_recording() else send\n",
+                "        watched = _StatusWatch(span, send).send if span.is_recording() else send\n"
+                "        carrier: dict[str, str] = {}\n"
+                "        propagate.inject(carrier, trace.set_span_in_context(span))\n"
+                "        added = [(name.encode(), value.encode()) for name, value in carrier.items()]\n"
+                "        scope['headers'] = [*scope['headers'], *added]\n",
+            ),
+        ),
+        ("tests/integration/test_spans.py::test_a_forwarded_request_is_one_span_of_the_callers_trace",),
     ),
     *EPISODE_BUGS,
     *WEB_BUGS,

@@ -445,7 +445,7 @@ MODEL_BUGS: Final = (
         "a start that is placed elsewhere keeps its session's record here",
         "P3",
         f"{ROUTING}/route.py",
-        "        owners.release(session_id)\n        return holder\n",
+        "        owners.release(session_id, why=None)\n        return holder\n",
         "        return holder\n",
         f"{PATHS}::test_a_start_placed_elsewhere_leaves_nothing_where_it_landed",
     ),

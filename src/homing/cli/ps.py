@@ -16,8 +16,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from homing.cli.sessions import duration, sessions_document, sessions_table
+from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
 from homing.watch.servers import Server, find_server, running_servers
+from homing.watch.sessions import LIMIT, sessions_of
 
 REFRESH_SECONDS: Final = 1.0
 _WIDE: Final = 240
@@ -27,12 +30,23 @@ _NONE: Final = "no server with several workers runs under this user"
 @click.command()
 @click.argument("server", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
-def ps(server: str | None, as_json: bool) -> None:
+@click.option("--sessions", is_flag=True, help="SERVER's sessions, and why the last ones ended.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=LIMIT,
+    show_default=True,
+    help="With --sessions: of each worker's sessions, so many at most.",
+)
+def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
     """The running servers of this user: address, workers, sessions, and what became of their requests.
 
     SERVER, an address, a port, a supervisor's process ID or a run directory, shows its workers one by one. Servers with one
     worker have nothing to route, and are not listed.
     """
+    if sessions:
+        show_sessions(server, as_json=as_json, limit=limit)
+        return
     now = time.time()
     if as_json:
         found = [find_server(server)] if server else running_servers()
@@ -65,6 +79,27 @@ def top(server: str | None, as_json: bool, seconds: float | None) -> None:
     with Live(watched.table(), console=_console(), refresh_per_second=4, screen=False) as live:
         while _wait(end):
             live.update(watched.table())
+
+
+def show_sessions(name: str | None, *, as_json: bool, limit: int) -> None:
+    """What `homing ps SERVER --sessions` prints; of the only server, where none is named.
+
+    Raises:
+        ConfigurationError: no server, or more than one, is called so.
+    """
+    if name is None:
+        servers = running_servers()
+        if len(servers) != 1:
+            listed = ", ".join(f"{each.description.address} [{each.description.pid}]" for each in servers) or "none"
+            raise ConfigurationError(f"--sessions shows those of one server: name it; running: {listed}")
+        [server] = servers
+    else:
+        server = find_server(name)
+    found = sessions_of(server, limit=limit)
+    if as_json:
+        click.echo(json.dumps(sessions_document(server, found), indent=2))
+        return
+    _console().print(sessions_table(server, found))
 
 
 def _console() -> Console:
@@ -219,15 +254,3 @@ def _table(*names: str, title: str | None = None) -> Table:
 def is_stale(figures: Figures, now: float) -> bool:
     """Whether a worker that lives has not said anything for too long."""
     return now - figures.written > STALE_SECONDS
-
-
-def duration(seconds: float) -> str:
-    """`4 s`, `12 min`, `3 h 05`, `2 d 4 h`."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02}"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 from homing.errors import HomingError, NotHereError
+from homing.histogram import Histogram
 from homing.types import WorkerId, session_tag
 
 
@@ -22,6 +23,28 @@ class Given(enum.IntEnum):
     GIVEN = 0
     BUSY = 1
     NOT_MINE = 2
+
+
+class Why(enum.StrEnum):
+    """Why a session that was open at a worker is there no more."""
+
+    CLOSED = "closed"
+    IDLE = "idle"
+    MOVED = "moved"
+    WORKER_EXIT = "worker exit"
+
+
+class Ending(NamedTuple):
+    """A session that this worker has owned. `since` and `at` are on the monotonic clock."""
+
+    key: str
+    why: Why
+    since: float
+    at: float
+
+
+ENDINGS_KEPT = 1000
+"""How many of the sessions that ended last a worker remembers."""
 
 
 Ask: TypeAlias = Callable[[WorkerId, str], Awaitable[Given]]
@@ -52,7 +75,8 @@ class Counters:
     acquired, released, given: by rule 3, 5 and 6. restored: opened by a restore or a rewrite. taken: of these, from a
     dead worker. lost: owned here in memory while the record said otherwise. busy: asks that were answered so.
     release_failures: records that could not be removed at once. lock_timeouts: waits for the lock that ended without
-    it. compacted: records of dead workers removed beyond the limit.
+    it. compacted: records of dead workers removed beyond the limit. ended: sessions, by why (`Why`). lock_waits: for the
+    lock on dead workers' records.
     """
 
     acquired: int = 0
@@ -65,10 +89,8 @@ class Counters:
     release_failures: int = 0
     lock_timeouts: int = 0
     compacted: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Name to count, for a status page."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    ended: dict[str, int] = field(default_factory=dict)
+    lock_waits: Histogram = field(default_factory=Histogram)
 
 
 class Records(Protocol):

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from homing.directory import failpoints
-from homing.directory.base import Given
+from homing.directory.base import Given, Why
 from homing.directory.ownership import Entry, Ownership
 from homing.errors import DirectoryError, ForeignRecordError, MalformedRecordError
 from homing.rundir import is_worker_id
@@ -65,6 +65,7 @@ class Gives(Ownership):
         if not entry.owned or not self._records.names_us(entry.name):
             self._records.discard(prepared)
             return self._not_given(entry.name)
+        self._end(entry, Why.MOVED)
         self._forget(entry)
         self._drop_state(entry)
         if failpoints.on is not None:

@@ -20,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Final
 
 from homing.directory import failpoints
-from homing.directory.base import Counters, Records, StillOwnedError
+from homing.directory.base import ENDINGS_KEPT, Counters, Ending, Records, StillOwnedError, Why
 from homing.directory.compaction import compact_records
 from homing.directory.waiting import first_of, in_thread
 from homing.errors import (
@@ -49,6 +51,7 @@ class Entry:
 
     Attributes:
         owned: The record names this worker and the session is open here.
+        since: When it came to be owned here, on the monotonic clock.
         serving: Requests being served here.
         fenced: Gives and restores that wait until nothing is served; while there is one, no request enters.
         taking: Restores and rewrites under way; while there is one, a release leaves the record alone.
@@ -56,12 +59,13 @@ class Entry:
         changed: Set when a count falls, for those who wait; None while nobody does.
     """
 
-    __slots__ = ("changed", "drop", "fenced", "key", "name", "owned", "serving", "taking")
+    __slots__ = ("changed", "drop", "fenced", "key", "name", "owned", "serving", "since", "taking")
 
     def __init__(self, key: str, name: str) -> None:
         self.key = key
         self.name = name
         self.owned = False
+        self.since = 0.0
         self.serving = 0
         self.fenced = 0
         self.taking = 0
@@ -113,6 +117,7 @@ class Ownership:
         self.worker_id = routing_id
         self.kind = kind
         self.counters = Counters()
+        self.endings: deque[Ending] = deque(maxlen=ENDINGS_KEPT)
         self._records = records
         self._holds = holds
         self._drop = drop
@@ -191,6 +196,10 @@ class Ownership:
         """The sessions this worker counts among its own, in no order."""
         return [entry.key for entry in self._entries.values() if entry.owned]
 
+    def owned(self) -> Iterable[Entry]:
+        """The sessions this worker owns now, to read, in the order they came. What comes or goes meanwhile is no matter."""
+        return (entry for entry in list(self._entries.values()) if entry.owned)
+
     def __len__(self) -> int:
         return self._owned
 
@@ -239,15 +248,20 @@ class Ownership:
             # Released between the two: try again, within bounds, since each try may meet another such owner.
         raise DirectoryError(f"owner record {name[:12]} came and went {MAX_LOOKS} times while it was acquired")
 
-    def release(self, session_id: str) -> None:
+    def release(self, session_id: str, *, why: Why | None = Why.CLOSED) -> None:
         """Stop owning the session, unless it is being served, held, moving, or not owned here. Does not raise.
 
         A record that cannot be removed now is kept as pending, and `release_pending` tries again.
+
+        Args:
+            why: Why the session ended; None: it never was one.
         """
         # One block without an await: check, look, unlink, forget.
         entry = self._entries.get(session_id)
         if entry is None or not entry.owned or entry.serving or entry.taking or self._holds(session_id):
             return
+        if why is not None:
+            self._end(entry, why)
         self._remove(entry)
 
     def release_pending(self) -> int:
@@ -269,6 +283,7 @@ class Ownership:
         with contextlib.suppress(ForeignRecordError, MalformedRecordError):  # neither names this worker
             if self._look(entry.name) == self.worker_id:
                 raise StillOwnedError(session_id)
+        self._end(entry, Why.MOVED)
         self._forget(entry)
 
     # --- compaction ---
@@ -331,6 +346,7 @@ class Ownership:
             entry.owned = entry.drop = False
         self._entries.clear()
         self._pending.clear()
+        self.endings.clear()
         self._owned = 0
         self._tasks.clear()
 
@@ -357,7 +373,9 @@ class Ownership:
             del self._entries[entry.key]
 
     def _own(self, entry: Entry) -> None:
-        self._owned += not entry.owned
+        if not entry.owned:
+            self._owned += 1
+            entry.since = time.monotonic()
         entry.owned = True
         entry.drop = False
         self._pending.discard(entry)
@@ -366,6 +384,12 @@ class Ownership:
         self._owned -= entry.owned
         entry.owned = False
         self._prune(entry)
+
+    def _end(self, entry: Entry, why: Why) -> None:
+        """Remember that a session was here, and why it is no more."""
+        self.endings.append(Ending(entry.key, why, entry.since, time.monotonic()))
+        ended = self.counters.ended
+        ended[why.value] = ended.get(why.value, 0) + 1
 
     def _remove(self, entry: Entry) -> None:
         """Unlink the record if it names us, and forget; a record that cannot be unlinked stays pending."""
@@ -393,7 +417,7 @@ class Ownership:
         if entry.serving:
             return
         if entry.owned:
-            self.release(entry.key)  # which also drops the entry, where nothing is left of it
+            self.release(entry.key, why=None)  # which also drops the entry, where nothing is left of it
             return
         if entry.drop:
             entry.drop = False
@@ -406,6 +430,7 @@ class Ownership:
         logger.error("session %s was taken from this live worker by worker %s", entry.name[:12], owner)
         if entry.serving:
             entry.drop = True
+        self._end(entry, Why.MOVED)
         self._forget(entry)
         if not entry.serving:
             self._drop_state(entry)

@@ -108,7 +108,9 @@ class Restores(Gives):
             if not entry.owned and self._records.names_us(entry.name):
                 self._remove(entry)  # given to a restore that was abandoned meanwhile
             elif not succeeded:
-                self.release(entry.key)  # its last request may have left meanwhile, when a release left it alone
+                self.release(
+                    entry.key, why=None
+                )  # its last request may have left meanwhile, when a release left it alone
         self._prune(entry)
 
     async def _take(self, entry: Entry, restore: _Restore) -> bool:

@@ -25,11 +25,13 @@ async def locked(records: Records, counters: Counters, act: Callable[[], _T]) ->
         DirectoryBusyError: the lock was not free within 250 ms.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + LOCK_SECONDS
+    began = loop.time()
+    deadline = began + LOCK_SECONDS
     delay = 0.001
     while True:
         with records.try_lock() as held:
             if held:
+                counters.lock_waits.observe(loop.time() - began)
                 return act()
         if loop.time() + delay >= deadline:
             raise lock_busy(counters)
@@ -39,11 +41,13 @@ async def locked(records: Records, counters: Counters, act: Callable[[], _T]) ->
 
 def locked_in_thread(records: Records, counters: Counters, act: Callable[[], _T]) -> _T:
     """As `locked`, in a thread that may wait."""
-    deadline = time.monotonic() + LOCK_SECONDS
+    began = time.monotonic()
+    deadline = began + LOCK_SECONDS
     delay = 0.001
     while True:
         with records.try_lock() as held:
             if held:
+                counters.lock_waits.observe(time.monotonic() - began)
                 return act()
         if time.monotonic() + delay >= deadline:
             raise lock_busy(counters)

@@ -14,7 +14,7 @@ relaying of one request (`relay.py`).
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -31,6 +31,7 @@ from homing.forwarding.frames import ANSWER, ASK, BUSY, MalformedFrameError, dec
 from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
 from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
+from homing.histogram import Histogram
 from homing.rundir import worker_socket_path
 from homing.tasks import ended
 from homing.types import Reason, Scope, Send, WorkerId
@@ -55,6 +56,8 @@ class Counters:
     asked: int = 0
     opened: int = 0
     retried: int = 0
+    hops: Histogram = field(default_factory=Histogram)
+    """From when a request is sent until its owner's first word, which may come with the reply."""
 
 
 class Forwarder:
@@ -251,7 +254,9 @@ class Forwarder:
             if self._closed:
                 raise OwnerBusyError("this worker is stopping, and forwards nothing more")
             loop = asyncio.get_running_loop()
-            pool = self._pools[owner] = OwnerPool(owner, worker_socket_path(self._socket_dir, owner), loop)
+            pool = self._pools[owner] = OwnerPool(
+                owner, worker_socket_path(self._socket_dir, owner), loop, self.counters.hops
+            )
             if self._ticker is None:
                 self._ticker = loop.call_later(self._tick_seconds, self._tick)
         return pool

@@ -46,6 +46,7 @@ DATA: Final = 5  # payload: a WebSocket message
 REQUEST: Final = 16  # head: `Request`; payload: early body events, one after the other
 GONE: Final = 17  # the client has left: `http.disconnect`, or a send that failed
 ASK: Final = 18  # head: [kind, key, asker]
+SHOW: Final = 19  # head: how many sessions at most
 
 # Owner to forwarder.
 MINE: Final = 32
@@ -56,6 +57,7 @@ PULL: Final = 36  # the app waits for what the client does next
 END: Final = 37  # the app returned, and its reply is not complete
 RAISED: Final = 38  # the app raised
 ANSWER: Final = 39  # head: the answer to ASK
+SHOWN: Final = 41  # payload: a part of what SHOW asks for; an empty one ends it
 BUSY: Final = 40  # this worker has no descriptor to take the connection with, and has read nothing of what it carries
 
 MINE_FIRST: Final = 0x80
@@ -65,7 +67,7 @@ BOTH_KEYS: Final = 0x40
 """Flag on TEXT and DATA: the event has the keys `text` and `bytes`, one of them None."""
 
 FROM_FORWARDER: Final = frozenset(
-    {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS, REQUEST, GONE, ASK}
+    {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS, REQUEST, GONE, ASK, SHOW}
 )
 FROM_OWNER: Final = frozenset(
     {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS}

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from homing.errors import OwnerBusyError, OwnerRefusedError
 from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX_BYTES, PULL, WHOLE, MalformedFrameError
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
+from homing.histogram import Histogram
 from homing.types import WorkerId
 
 MAX_LIVE: Final = 100_000
@@ -127,10 +128,11 @@ class OwnerConnection(FrameStream):
 
 
 class OwnerPool:
-    """The connections to one owner."""
+    """The connections to one owner. `hops`: how long owners took to say *mine*; borrowed."""
 
-    def __init__(self, owner: WorkerId, path: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: WorkerId, path: str, loop: asyncio.AbstractEventLoop, hops: Histogram) -> None:
         self.owner = owner
+        self.hops = hops
         self.path = path
         self.loop = loop
         self.connections: set[OwnerConnection] = set()

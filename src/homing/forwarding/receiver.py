@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ from homing.forwarding.frames import (
     FROM_FORWARDER,
     PREFIX_BYTES,
     REQUEST,
+    SHOW,
+    SHOWN,
     MalformedFrameError,
     decode_value,
     encode_value,
@@ -48,6 +50,9 @@ logger = logging.getLogger(__name__)
 OnAsk = Callable[[str, str, str, asyncio.Event], Awaitable[Answer]]
 """Called with kind, key, the asking worker's ID, and an event that is set when it hangs up."""
 
+OnShow = Callable[[int], AsyncGenerator[bytes, None]]
+"""Called with how many sessions at most; gives what is to be shown, in parts that are not empty."""
+
 _MINE_WITHIN_SECONDS: Final = 0.02
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
@@ -57,6 +62,7 @@ _SENDS_WITHIN_SECONDS: Final = 1.0
 
 _BUSY_FRAME: Final = BUSY.to_bytes(PREFIX_BYTES, "little")
 _LAST_ANSWERS_SECONDS: Final = 1.0
+_SHOWN_WITHIN_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -118,6 +124,12 @@ class PeerConnection(FrameStream):
             self.busy = True
             self._hung_up = asyncio.Event()
             self.receiver.answer(self, question[0], question[1], question[2], self._hung_up)
+        elif kind == SHOW:
+            limit = decode_value(head)
+            if self.busy or not isinstance(limit, int) or limit < 0:
+                raise MalformedFrameError("a question about sessions has a number, and comes alone")
+            self.busy = True
+            self.receiver.show(self, limit)
         elif request is not None:
             request.frame_received(kind, head, payload)
         elif kind not in FROM_FORWARDER:
@@ -163,6 +175,7 @@ class Receiver:
         *,
         state: Callable[[], dict[str, Any] | None],
         on_ask: OnAsk | None,
+        on_show: OnShow | None,
         idle_seconds: float,
         context: contextvars.Context | None,
     ) -> None:
@@ -174,6 +187,7 @@ class Receiver:
         self._path = path
         self.state = state
         self._on_ask = on_ask
+        self._on_show = on_show
         self._idle_seconds = idle_seconds
         self.context = contextvars.copy_context() if context is None else context
         self.requests: dict[ReceivedRequest, asyncio.Task[None]] = {}
@@ -369,6 +383,28 @@ class Receiver:
         connection.write(ANSWER, encode_value(int(answer), "the answer"))
         connection.exchange_ended()
 
+    def show(self, connection: PeerConnection, limit: int) -> None:
+        self._own(self.loop.create_task(self._show(connection, limit)))
+
+    async def _show(self, connection: PeerConnection, limit: int) -> None:
+        try:
+            if self._on_show is not None:
+                async with contextlib.aclosing(self._on_show(limit)) as parts:
+                    async for part in parts:
+                        # Whoever asked and does not read holds up nothing but the answer, and no longer than a moment.
+                        async with asyncio.timeout(_SHOWN_WITHIN_SECONDS):
+                            await connection.writable()
+                        if not connection.write(SHOWN, b"", part):
+                            return
+        except TimeoutError:
+            connection.abort()
+            return
+        except BaseException:
+            connection.abort()
+            raise
+        connection.write(SHOWN)
+        connection.exchange_ended()
+
 
 def _spare_descriptor() -> int:
     """A descriptor that can be given up for another; -1 where there is none to be had."""
@@ -390,6 +426,7 @@ async def serve_private_socket(
     *,
     state: Callable[[], dict[str, Any] | None] = _no_state,
     on_ask: OnAsk | None = None,
+    on_show: OnShow | None = None,
     idle_seconds: float = 30.0,
     context: contextvars.Context | None = None,
 ) -> AsyncIterator[Receiver]:
@@ -400,6 +437,7 @@ async def serve_private_socket(
         path: Where the socket is bound, 0600; removed when this ends, as the last thing.
         state: This worker's lifespan state; each request gets a copy, as servers give it. None: no such key.
         on_ask: Answers a worker that asks for a session; without it, the answer is `Answer.NOT_MINE`.
+        on_show: Answers whoever asks what sessions are here; without it, the answer is empty.
         idle_seconds: How long an unused connection is kept. More than the forwarder's, which lets go first.
         context: Each request runs in a copy of it; None: of the caller's. Give the one that the server's own requests
             run in: what an app sets in its lifespan is not seen by them.
@@ -411,7 +449,9 @@ async def serve_private_socket(
     maker = os.getpid()
     # A child with a copy would let connections to a dead worker wait, where they have to be refused.
     undo = close_after_fork(listener)
-    receiver = Receiver(app, path, listener, state=state, on_ask=on_ask, idle_seconds=idle_seconds, context=context)
+    receiver = Receiver(
+        app, path, listener, state=state, on_ask=on_ask, on_show=on_show, idle_seconds=idle_seconds, context=context
+    )
     try:
         yield receiver
     finally:

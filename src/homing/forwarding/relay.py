@@ -97,6 +97,7 @@ class Relay:
     """
 
     # What is mostly so stands on the class: a request sets only what is otherwise.
+    _began = 0.0
     _mine = False
     _undelivered = True
     _started = False
@@ -126,10 +127,11 @@ class Relay:
         self._receive = receive
         self._send = send
         self._body = body = body_of(self._scope)
+        self._began = connection.pool.loop.time()
         finished = False
         try:
             if body == BODY_NONE:
-                connection.answer_by = connection.pool.loop.time() + timeout_seconds
+                connection.answer_by = self._began + timeout_seconds
                 head = request_head(int(reason), note, self._scope, BODY_NONE, ())
                 self._undelivered = not connection.write_first(REQUEST, head)
             elif body != BODY_OPEN:
@@ -155,6 +157,8 @@ class Relay:
                     raise await self._lost()
                 kind, head, payload = frame
                 if kind in (WHOLE_AT_ONCE, WHOLE):
+                    if not self._mine:
+                        self._observe()
                     self._mine = True
                     start = read_start(head)
                     finished = self._started = True
@@ -207,6 +211,10 @@ class Relay:
                 self._pump.cancel()
             if not finished:
                 connection.abort()
+
+    def _observe(self) -> None:
+        pool = self._connection.pool
+        pool.hops.observe(pool.loop.time() - self._began)
 
     def _refuse_late_not_mine(self) -> None:
         if self._mine:
@@ -279,6 +287,7 @@ class Relay:
         if self._mine:
             return
         self._mine = True
+        self._observe()
         self._receive.release()
         if self._pending is not None:
             for frame in self._pending:

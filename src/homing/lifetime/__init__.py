@@ -8,7 +8,7 @@ from homing.lifetime.records import (
     OwnershipReleaser,
     ResourcesSessionLifetimes,
 )
-from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes, succeeded
+from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes, Seen, succeeded
 
 __all__ = [
     "CLOSE_FOLLOWS_HEADER",
@@ -18,6 +18,7 @@ __all__ = [
     "IdleLifetimes",
     "OwnershipReleaser",
     "ResourcesSessionLifetimes",
+    "Seen",
     "SessionLifetimes",
     "succeeded",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from homing.clock import SYSTEM_CLOCK, Clock
-from homing.lifetime.window import ENDED_SCOPE_KEY, Deadlines, never_served, succeeded
+from homing.lifetime.window import ENDED_SCOPE_KEY, Deadlines, Seen, never_served, succeeded
 from homing.routes import Routes
 from homing.types import Scope
 
@@ -27,6 +27,10 @@ class _State(enum.Enum):
     CLOSE_FOLLOWS = "close follows"
     RETAINED = "retained"
     CLOSED = "closed"
+
+
+def _nobody(session_id: str) -> None:
+    pass
 
 
 class ResourcesSessionLifetimes:
@@ -54,6 +58,9 @@ class ResourcesSessionLifetimes:
         max_age_seconds: The limit for an announced close, and for a session that is retained and never ended.
         being_served: How many requests of a session are in flight here (`SessionOwners.served_now`).
 
+    Attributes:
+        on_idle: Called with each session that a sweep drops though nothing has closed it.
+
     Source: the documented behaviour of `ResourcesSessionLifetimes` in the newer seed; the limits are ours.
     """
 
@@ -79,6 +86,8 @@ class ResourcesSessionLifetimes:
         self._close_follows = None if close_follows_header is None else close_follows_header.lower().encode("latin-1")
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
+        self._monotonic = clock.monotonic
+        self.on_idle: Callable[[str], object] = _nobody
         self._closed = 0
 
     @property
@@ -110,6 +119,8 @@ class ResourcesSessionLifetimes:
                 return
         if kept is None or kept.state is _State.CLOSED:
             self._keep(session_id, _State.CLOSED)
+        else:
+            kept.used = self._monotonic()
 
     def holds(self, session_id: str) -> bool:
         """Whether the session is open, retained, or within its close retry window."""
@@ -150,7 +161,16 @@ class ResourcesSessionLifetimes:
                 self._keep(kept.key, kept.state)
             else:
                 dropped.append(kept.key)
+                if kept.state is not _State.CLOSED:
+                    self.on_idle(kept.key)
         return dropped
+
+    def seen(self, session_id: str) -> Seen | None:
+        """What is known of a session that is kept; None if it is not."""
+        kept = self._deadlines.get(session_id)
+        if kept is None:
+            return None
+        return Seen(kept.state is _State.CLOSED, max(0.0, self._monotonic() - kept.used))
 
     def count_ended(self) -> int:
         """How many of the sessions kept are not open: there is nothing left of them but the way to their worker."""
@@ -167,7 +187,7 @@ class ResourcesSessionLifetimes:
         if (kept := self._deadlines.get(session_id)) is not None:
             self._closed -= kept.state is _State.CLOSED
         self._closed += state is _State.CLOSED
-        self._deadlines.keep(session_id, state, self._seconds[state])
+        self._deadlines.keep(session_id, state, self._seconds[state]).used = self._monotonic()
 
     def _close_follows_in(self, scope: Scope) -> bool:
         """Whether the head has the header once, with the value `1` and nothing else."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Callable, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from homing.clock import SYSTEM_CLOCK, Clock
 from homing.routes import Routes
@@ -31,9 +31,10 @@ _StateT = TypeVar("_StateT")
 class Kept(Generic[_StateT]):
     """One session's record: the state it is in, and when that ends (None: never by itself)."""
 
-    __slots__ = ("key", "queued", "state", "until")
+    __slots__ = ("key", "queued", "state", "until", "used")
 
     def __init__(self, key: str, state: _StateT) -> None:
+        self.used = 0.0  # where a deadline does not tell it
         self.key = key
         self.state = state
         self.until: float | None = None
@@ -63,13 +64,14 @@ class Deadlines(Generic[_StateT]):
         """The session's record, to read; None if it is not kept."""
         return self._kept.get(key)
 
-    def keep(self, key: str, state: _StateT, seconds: float | None) -> None:
+    def keep(self, key: str, state: _StateT, seconds: float | None) -> Kept[_StateT]:
         """Keep the session in that state for so long from now, or for ever; what was known of it before is replaced."""
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = Kept(key, state)
         kept.state = state
         self.renew(kept, seconds)
+        return kept
 
     def renew(self, kept: Kept[_StateT], seconds: float | None) -> None:
         """As `keep`, of a record that is kept and stays in its state: what most requests do."""
@@ -79,6 +81,11 @@ class Deadlines(Generic[_StateT]):
         kept.until = until = self._monotonic() - self._postponed + seconds
         if kept.queued is None or until < kept.queued:
             self._push(kept, until)
+
+    def renewed_ago(self, kept: Kept[_StateT], seconds: float) -> float:
+        """How long ago a record was last renewed for so many seconds, less what was postponed since."""
+        until = kept.until
+        return 0.0 if until is None else max(0.0, self._monotonic() - self._postponed - until + seconds)
 
     def remove(self, key: str) -> None:
         """Keep the session no longer; nothing happens if it is not kept."""
@@ -144,6 +151,17 @@ def succeeded(scope: Scope, status: int | None) -> bool:
     return changing and status is not None and 200 <= status < 300
 
 
+class Seen(NamedTuple):
+    """A session as its lifetime is: whether it has ended, and is in its window; and since when no request came."""
+
+    ended: bool
+    unused_seconds: float
+
+
+def _nobody(session_id: str) -> None:
+    pass
+
+
 class _State(enum.Enum):
     OPEN = "open"
     ENDED = "ended"
@@ -172,6 +190,9 @@ class IdleLifetimes:
             IDs (`unowned` is "adopt"): a log-out ends the session and the same cookie goes on. Where only starts and
             replies make sessions ("refuse"), a late answer about an ended session is no new one.
         being_served: How many requests of a session are in flight here (`SessionOwners.served_now`).
+
+    Attributes:
+        on_idle: Called with each session that a sweep drops though nothing has ended it.
     """
 
     def __init__(
@@ -193,6 +214,7 @@ class IdleLifetimes:
         self._used_reopens = used_reopens
         self._being_served = being_served
         self._deadlines: Deadlines[_State] = Deadlines(clock)
+        self.on_idle: Callable[[str], object] = _nobody
         self._ended = 0
         self._kept = self._deadlines.kept
 
@@ -254,7 +276,18 @@ class IdleLifetimes:
                 self._keep(kept.key, kept.state)
             else:
                 dropped.append(kept.key)
+                if kept.state is _OPEN:
+                    self.on_idle(kept.key)
         return dropped
+
+    def seen(self, session_id: str) -> Seen | None:
+        """What is known of a session that is kept; None if it is not."""
+        kept = self._kept.get(session_id)
+        if kept is None:
+            return None
+        ended = kept.state is _ENDED
+        # Every request moves the deadline, so nothing else has to be noted with it.
+        return Seen(ended, self._deadlines.renewed_ago(kept, self._window_seconds if ended else self._idle_seconds))
 
     def count_ended(self) -> int:
         """How many of the sessions kept have ended: there is nothing left of them but the way to their worker."""

@@ -54,10 +54,14 @@ async def answer(
     gone_status: int | None = None,
     gone_reply: GoneReply | None = None,
     shape: ErrorReply | None = None,
+    session: str | None = None,
 ) -> None:
-    """Answer a request with an error, before anything else was sent for it.
+    """Answer a request with an error, before anything else was sent for it, and log it in one line.
 
     A WebSocket gets the same status as a denial response, or a plain 403 where the server has none.
+
+    Args:
+        session: The tag of the session that it names, for the log.
     """
     of_protocol = gone_reply(scope) if gone_reply is not None and isinstance(error, SessionGoneError) else None
     if of_protocol is not None:
@@ -66,7 +70,8 @@ async def answer(
         status, headers, body = shape(error)
     else:
         status, headers, body = error_reply(error, gone_status=gone_status)
-    logger.info("answered %s %s: %s", status, error.code, error)
+    fields = {"event": "answered", "status": status, "code": error.code, "session": session, "kind": scope["type"]}
+    logger.info("answered %s %s: %s", status, error.code, error, extra=fields)
     if scope["type"] == "websocket":
         if _DENIAL not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": CLOSED_ABNORMALLY, "reason": ""})

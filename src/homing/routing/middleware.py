@@ -34,7 +34,7 @@ from homing.routing.request import (
 )
 from homing.routing.route import Policy, Routing, enter_here, named_from
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId
+from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -173,6 +173,7 @@ class SessionRoutingMiddleware:
         undecided = hop
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         forwarded: Callable[[WorkerId], None] | None = scope.pop(FORWARDED_SCOPE_KEY, None)
+        named: Named | None = None
         if hop is not None and (self.worker is None or self.worker.drained):
             # It would be cut off, and nothing has run: its sender looks again, until this worker is gone.
             hop.not_mine()
@@ -214,6 +215,7 @@ class SessionRoutingMiddleware:
                 gone_status=policy.gone_status,
                 gone_reply=policy.gone_reply,
                 shape=policy.error_reply,
+                session=None if named is None or named.session_id is None else session_tag(named.session_id),
             )
             return
         except ReplyCutError:

@@ -223,9 +223,9 @@ class Routing:
                 return holder
         except HomingError:
             worker.path_keys.unbind(session_id)
-            owners.release(session_id)
+            owners.release(session_id, why=None)
             raise
-        owners.release(session_id)
+        owners.release(session_id, why=None)
         return holder
 
     def _bind_path_key(self, session_id: SessionId) -> WorkerId:

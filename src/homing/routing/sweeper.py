@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from homing.clock import Clock
+from homing.directory.base import Why
 
 if TYPE_CHECKING:
     from homing.routing.worker import Worker
@@ -33,7 +34,8 @@ def sweep_interval(window_seconds: float) -> float:
 def sweep(worker: Worker) -> None:
     """Release every session whose lifetime is over. Nothing is released while it is served or held."""
     for session_id in worker.lifetimes.sweep():
-        worker.owners.release(session_id)
+        worker.owners.release(session_id, why=Why.IDLE if session_id in worker.went_idle else Why.CLOSED)
+    worker.went_idle.clear()
     worker.path_keys.settle(worker.owners.mine)
     # What could not be removed when it was released (a full disk, no descriptors) is tried again.
     for owners in (worker.owners, worker.path_keys.owners):

@@ -29,8 +29,10 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.path_keys import PathKeys
+from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
 from homing.tasks import ended
@@ -82,6 +84,9 @@ class Worker:
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
+        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
+        queued: How long starts waited for a place.
+        went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
 
@@ -102,7 +107,13 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
+        self.placed: Counter[str] = Counter()
+        self.queued = Histogram()
+        self.went_idle: set[str] = set()
+        if hasattr(lifetimes, "on_idle"):
+            lifetimes.on_idle = self.went_idle.add
         self.drained = False
+        self._closed = False
         self._graceful_seconds = graceful_seconds
         self._told_at: float | None = None
         self._owner_timeout_seconds = owner_timeout_seconds
@@ -123,7 +134,7 @@ class Worker:
                 run_directory=self.run_directory,
             )
             self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
-            self.forwarder = Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+            self.forwarder = _forwarder(socket_dir, owner_timeout_seconds)
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
 
@@ -158,6 +169,7 @@ class Worker:
                     state=state,
                     context=context,
                     on_ask=self._asked,
+                    on_show=lambda limit: shown(self, limit),
                 )
             )
             self._stack.push_async_callback(self.forwarder.aclose)
@@ -170,7 +182,7 @@ class Worker:
             await self.aclose()
             raise
         _current = self
-        logger.info("worker %s [%d] serves", self.id, os.getpid())
+        self._say("serves")
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
 
@@ -179,6 +191,7 @@ class Worker:
 
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
+        self._say("drains")
         self._mark("drained")
         deadline = self._drain_until()
         # Marks are files that other processes make: there is no event to wait for.
@@ -229,12 +242,27 @@ class Worker:
         global _current  # noqa: PLW0603
         if _current is self:
             _current = None
+        if self._receiver is not None and not self._closed:
+            self._closed = True
+            self._say("stops")
         await self._stack.aclose()
+
+    def _say(self, what: str) -> None:
+        """One line for each event of a worker's life."""
+        sessions = len(self.owners)
+        fields = {"event": f"worker_{what}", "worker": self.id, "pid": os.getpid(), "sessions": sessions}
+        lost = f"; {sessions} sessions end with it" if what == "stops" and sessions else ""
+        logger.info("worker %s [%d] %s%s", self.id, os.getpid(), what, lost, extra=fields)
 
     def count_ended(self) -> int:
         """How many of this worker's sessions have ended, and are in their close retry window."""
         count = getattr(self.lifetimes, "count_ended", None)
         return 0 if count is None else int(count())
+
+    @property
+    def not_mine(self) -> int:
+        """How many requests this worker has sent back to another worker, since the session was not here."""
+        return 0 if self._receiver is None else self._receiver.counters.not_mine
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
@@ -262,6 +290,17 @@ class Worker:
 def fresh_worker_id() -> tuple[WorkerId, int]:
     """A worker ID and the process it is for: a fork must make its own."""
     return new_worker_id(), os.getpid()
+
+
+def _forwarder(socket_dir: str, owner_timeout_seconds: float) -> Forwarder:
+    """A forwarder; one that also makes spans where OpenTelemetry's API is installed, which is looked for this once."""
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError:
+        return Forwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
+    from homing.routing.spans import TracingForwarder
+
+    return TracingForwarder(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

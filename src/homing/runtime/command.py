@@ -34,13 +34,16 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
+from homing.runtime.dashboard import serve_dashboard
 from homing.runtime.metrics import serve_metrics
+from homing.runtime.metrics_route import check_metrics_route
 from homing.runtime.secret import keep_server_secret, make_server_secret
 from homing.runtime.server_directory import open_server_directory
 from homing.runtime.supervisor import raise_open_files_limit, serve
 from homing.runtime.underneath import check_uvicorn
 from homing.runtime.worker import HomingServer, Loaded, Ready
 from homing.watch import Description, describe
+from homing.watch.metrics import check_prometheus
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,9 @@ OWN_APPS_OPTIONS: Final = (
     "scatter",
     "no_handoff",
     "metrics_port",
+    "metrics_route",
+    "dashboard_port",
+    "log_format",
     "run_dir",
 )
 """What of homing's own options is left to choose for an app that declares its sessions itself."""
@@ -185,6 +191,25 @@ def own_options() -> list[OwnOption]:
             "[default: none]",
         ),
         OwnOption(
+            ["--metrics-route"],
+            metavar="PATH",
+            help="Answer with the same metrics on this path of the public port, such as /metrics, at whichever worker. "
+            "[default: none]",
+        ),
+        OwnOption(
+            ["--dashboard-port"],
+            metavar="PORT",
+            type=click.IntRange(0, 65535),
+            help="Serve a live page about this server on this port of 127.0.0.1; 0: any free port. [default: none]",
+        ),
+        OwnOption(
+            ["--log-format"],
+            type=click.Choice(("text", "json")),
+            default="text",
+            show_default=True,
+            help="Log lines for people (text), or one JSON object per line with fields of their own (json).",
+        ),
+        OwnOption(
             ["--run-dir"],
             metavar="DIR",
             help="Where the workers' private sockets live; made if missing, else it has to be yours and 0700. "
@@ -258,16 +283,20 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     }
     workers = _count_workers(given["workers"])
     _refuse_what_cannot_work(ctx, given, own, workers)
-    config = _config(ctx, given, workers, app)
+    config = _config(ctx, given, workers, app, log_format=own["log_format"])
     config.routing = _routing(own, config)
+    config.metrics_route = own["metrics_route"]
     if config.routing is not None:
         config.routing.checked()
+        if config.metrics_route is not None:
+            check_prometheus()
+            check_metrics_route(config.metrics_route, config.routing)
         # The test mode sends each request astray on purpose; a connection that moved would not go astray again.
         config.handoff = workers > 1 and not (own["no_handoff"] or own["scatter"])
     make_server_secret()
     try:
         if workers > 1:
-            _serve_many(config, own["run_dir"], own["metrics_port"])
+            _serve_many(config, own["run_dir"], own["metrics_port"], own["dashboard_port"])
         else:
             _serve_one(config)
     finally:
@@ -327,10 +356,13 @@ def _refuse_what_cannot_work(
         if unwanted:
             given = ", ".join(f"--{_OPTIONS.get(name, name)}" for name in unwanted)
             raise ConfigurationError(f"--no-sessions leaves nothing to route: use either --no-sessions or {given}")
-    if own["metrics_port"] is not None and (workers == 1 or own["no_sessions"]):
-        raise ConfigurationError(
-            "--metrics-port shows how requests find their workers: use it with --workers 2 or more, routed"
-        )
+    for name in ("metrics_port", "metrics_route", "dashboard_port"):
+        if own[name] is not None and (workers == 1 or own["no_sessions"]):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} shows how requests find their workers: use it with --workers 2 or more, routed"
+            )
+    if own["log_format"] != "text" and server["log_config"] is not None:
+        raise ConfigurationError("--log-config says how lines look: leave out --log-format")
     if workers == 1:
         return
     if server.get("reload"):
@@ -341,7 +373,7 @@ def _refuse_what_cannot_work(
         raise ConfigurationError("--lifespan off: homing opens a worker's private socket in it; use auto or on")
 
 
-def _config(ctx: click.Context, given: Mapping[str, Any], workers: int, app: object) -> RunConfig:
+def _config(ctx: click.Context, given: Mapping[str, Any], workers: int, app: object, *, log_format: str) -> RunConfig:
     """uvicorn's own mapping from its command to its configuration, for the options that it has today."""
     options = dict(given)
     if "app" in options:
@@ -353,10 +385,11 @@ def _config(ctx: click.Context, given: Mapping[str, Any], workers: int, app: obj
     options["headers"] = [header.split(":", 1) for header in options["headers"]]
     if malformed := [header[0] for header in options["headers"] if len(header) != 2]:
         raise ConfigurationError(f"--header {malformed[0]}: write it as Name:Value")
+    options["log_format"] = log_format
     options["log_config"] = LOGGING_CONFIG if options["log_config"] is None else options["log_config"]
     for name in ("reload_dirs", "reload_includes", "reload_excludes"):
         options[name] = options.get(name) or None
-    known = inspect.signature(Config).parameters
+    known = {*inspect.signature(Config).parameters, "log_format"}
     for name in [name for name in options if name not in known]:
         if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None):
             raise ConfigurationError(
@@ -410,7 +443,7 @@ def _secret(variable: str | None) -> str | None:
 # --- serving ---
 
 
-def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None) -> None:
+def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None, dashboard_port: int | None) -> None:
     with contextlib.ExitStack() as stack:
         path = None
         if config.routing is not None:
@@ -421,6 +454,8 @@ def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None
             stack.enter_context(describe(path, _description(config, listener)))
             if metrics_port is not None:
                 stack.enter_context(serve_metrics(path, metrics_port))
+            if dashboard_port is not None:
+                stack.enter_context(serve_dashboard(path, dashboard_port))
 
         def announce_both(loaded: Loaded) -> None:
             config.announce_address(listener)

@@ -27,6 +27,7 @@ from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
+from homing.runtime.metrics_route import check_not_the_apps, with_metrics_route
 from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
@@ -48,16 +49,18 @@ class RunConfig(Config):
         routed_by: Who says how sessions are told, once the app is loaded.
         handoff: Connections may move to the worker whose sessions they ask for.
         handoffs: How they do, once the worker serves.
+        metrics_route: The path of the server's metrics on the public port.
     """
 
-    def __init__(self, app: Any, *, routing: RoutingOptions | None, **options: Any) -> None:
+    def __init__(self, app: Any, *, routing: RoutingOptions | None, log_format: str = "text", **options: Any) -> None:
         if options.get("log_config", LOGGING_CONFIG) is LOGGING_CONFIG:
-            options["log_config"] = _logging_config()
+            options["log_config"] = _logging_config(log_format)
         super().__init__(app, **options)
         self.routing = routing
         self.routed_by = RoutedBy.HOMING_RUN
         self.handoff = False
         self.handoffs: Handoffs | None = None
+        self.metrics_route: str | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
@@ -115,7 +118,11 @@ class RunConfig(Config):
         # uvicorn goes on with what it would have found for an ASGI 3 app that is no factory.
         self.interface = "asgi3"
         self.factory = False
-        return self._route(loaded)
+        routed = self._route(loaded)
+        if self.metrics_route is None:
+            return routed
+        check_not_the_apps(self.metrics_route, loaded.app)
+        return with_metrics_route(routed, self.root_path + self.metrics_route)
 
     def _route(self, loaded: LoadedApp) -> Any:
         if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
@@ -231,9 +238,11 @@ def _uses_httptools(http: str) -> bool:
     return found is HttpToolsProtocol
 
 
-def _logging_config() -> dict[str, Any]:
-    """uvicorn's, with a place for homing's own lines: the same handler."""
+def _logging_config(log_format: str) -> dict[str, Any]:
+    """uvicorn's, with a place for homing's own lines: the same handler. All of them as JSON if that is asked for."""
     config = copy.deepcopy(LOGGING_CONFIG)
+    if log_format == "json":
+        config["formatters"] = {name: {"()": "homing.runtime.logs.JsonFormatter"} for name in config["formatters"]}
     config["loggers"]["homing"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
     return config
 

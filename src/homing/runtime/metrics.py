@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
-from homing.errors import ConfigurationError, StartupError
+from homing.errors import StartupError
 from homing.rundir import RunDirectory
 from homing.types import WorkerId
 from homing.watch.metrics import metrics_registry
@@ -30,10 +30,8 @@ def serve_metrics(path: str, port: int) -> Iterator[int]:
     """
     with RunDirectory.open(path) as directory:
         registry = metrics_registry(path, lambda worker: directory.is_dead(WorkerId(worker)))
-        try:
-            from prometheus_client import start_http_server
-        except ImportError as error:
-            raise ConfigurationError("metrics need prometheus-client: pip install 'homing[metrics]'") from error
+        from prometheus_client import start_http_server
+
         try:
             server, thread = start_http_server(port, METRICS_HOST, registry)
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import Final
 
 from homing.clock import SYSTEM_CLOCK
 from homing.errors import RunDirectoryError
+from homing.histogram import Histogram
 from homing.routing.worker import Worker
 from homing.runtime.handoff import Handoffs
 from homing.tasks import ended
@@ -30,6 +31,7 @@ class Publisher:
         self._worker = worker
         self._handoffs = handoffs
         self._started = SYSTEM_CLOCK.wall()
+        self._lags = Histogram()
         self._row: Row | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -64,7 +66,9 @@ class Publisher:
         while True:
             due = loop.time() + WRITE_SECONDS
             await asyncio.sleep(WRITE_SECONDS)
-            self._write(max(0.0, loop.time() - due))
+            lag_seconds = max(0.0, loop.time() - due)
+            self._lags.observe(lag_seconds)
+            self._write(lag_seconds)
 
     def _write(self, lag_seconds: float) -> None:
         if self._row is not None:
@@ -78,5 +82,6 @@ class Publisher:
             given=0 if moved is None else moved.given,
             adopted=0 if moved is None else moved.adopted,
             lag_seconds=lag_seconds,
+            lags=self._lags,
         )
         row.write(encode_figures(figures))

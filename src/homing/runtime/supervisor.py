@@ -227,8 +227,10 @@ class Supervisor(Multiprocess):
         worker.close()
         slot.worker = None
         if worker.ready:
-            logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code))
+            fields = {"event": "worker_exited", "pid": pid, "exit_code": exit_code}
+            logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code), extra=fields)
             slot.worker = self._start_worker()
+            _say_replaced(pid, slot.worker.pid)
             return
         if not self._all_were_ready:
             # What fails before the server ever served would fail again: the app, its configuration or its address.
@@ -246,7 +248,7 @@ class Supervisor(Multiprocess):
             if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
                 worker.kill()
             if worker.exit_code is not None:
-                logger.info("worker [%d] has stopped", worker.pid)
+                logger.info("worker [%d] has stopped", worker.pid, extra={"event": "worker_stopped", "pid": worker.pid})
                 worker.close()
                 self._retiring.remove(worker)
 
@@ -304,6 +306,7 @@ class Supervisor(Multiprocess):
         new = slot.replacement
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
+            _say_replaced(old.pid, new.pid)
             self._retire(old)
             self._restarted()
         elif new.exit_code is not None:
@@ -364,6 +367,11 @@ class Supervisor(Multiprocess):
                 if overdue or (worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck)):
                     logger.error("worker [%d] does not stop and is killed", worker.pid)
                     worker.kill()
+
+
+def _say_replaced(pid: int, by: int) -> None:
+    fields = {"event": "worker_replaced", "pid": pid, "by": by}
+    logger.info("worker [%d] is replaced by worker [%d]", pid, by, extra=fields)
 
 
 def _exit_text(exit_code: int | None) -> str:

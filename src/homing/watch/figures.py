@@ -11,10 +11,22 @@ from typing import Final
 
 import msgspec
 
+from homing.histogram import Histogram, summed
 from homing.routing.worker import Worker
 
 STALE_SECONDS: Final = 5.0
 """A living worker writes its row every second; one that has not for so long is stuck, or starved of CPU time."""
+
+
+class Spread(msgspec.Struct, frozen=True, array_like=True):
+    """A `Histogram` as a row has it: how often, by the steps of `homing.histogram`, and the sum of all."""
+
+    counts: list[int]
+    total_seconds: float
+
+
+def spread(histogram: Histogram) -> Spread:
+    return Spread(list(histogram.counts), histogram.total_seconds)
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -28,8 +40,16 @@ class Figures(msgspec.Struct, frozen=True):
         served: Requests that it has served, `received` from other workers among them.
         forwarded: Requests that it has sent to another worker.
         given, adopted: Connections that moved away, and that came.
+        failed: Of the requests sent to another worker, those whose reply was cut, or whose app raised there.
+        not_mine: Requests from other workers that were sent back, since the session was not here.
         answers: Replies of homing's own, by their code (`session_gone`, …).
+        endings: Sessions that have ended here, by why (`closed`, `idle`, `moved`).
+        placed: New sessions, by where they were placed.
+        lock_timeouts: Waits for the lock on dead workers' records that ended without it.
+        cpu_seconds: CPU time of the process so far.
         lag_seconds: By how much the event loop was late when this was written.
+        hops, queued, lock_waits, lags: How long owners took to say *mine*, starts waited for a place, the lock on dead
+            workers' records took, and how late the event loop was each time it was looked at.
     """
 
     worker: str
@@ -44,8 +64,18 @@ class Figures(msgspec.Struct, frozen=True):
     forwarded: int = 0
     given: int = 0
     adopted: int = 0
+    failed: int = 0
+    not_mine: int = 0
     answers: dict[str, int] = {}
+    endings: dict[str, int] = {}
+    placed: dict[str, int] = {}
+    lock_timeouts: int = 0
+    cpu_seconds: float = 0.0
     lag_seconds: float = 0.0
+    hops: Spread | None = None
+    queued: Spread | None = None
+    lock_waits: Spread | None = None
+    lags: Spread | None = None
 
     @property
     def open_sessions(self) -> int:
@@ -54,9 +84,16 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures_of(
-    worker: Worker, *, started: float, given: int = 0, adopted: int = 0, lag_seconds: float = 0.0
+    worker: Worker,
+    *,
+    started: float,
+    given: int = 0,
+    adopted: int = 0,
+    lag_seconds: float = 0.0,
+    lags: Histogram | None = None,
 ) -> Figures:
     """The figures of a worker now. About 20 µs, whatever the number of sessions."""
+    sent, records = worker.forwarder.counters, (worker.owners.counters, worker.path_keys.owners.counters)
     return Figures(
         worker=worker.id,
         pid=os.getpid(),
@@ -67,11 +104,21 @@ def figures_of(
         serving=worker.serving,
         served=worker.served,
         received=worker.received,
-        forwarded=worker.forwarder.counters.forwarded,
+        forwarded=sent.forwarded,
         given=given,
         adopted=adopted,
+        failed=sent.cut + sent.raised,
+        not_mine=worker.not_mine,
         answers=dict(worker.answers),
+        endings=dict(worker.owners.counters.ended),
+        placed=dict(worker.placed),
+        lock_timeouts=sum(each.lock_timeouts for each in records),
+        cpu_seconds=time.process_time(),
         lag_seconds=lag_seconds,
+        hops=spread(sent.hops),
+        queued=spread(worker.queued),
+        lock_waits=spread(summed(each.lock_waits for each in records)),
+        lags=None if lags is None else spread(lags),
     )
 
 

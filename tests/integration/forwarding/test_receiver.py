@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
@@ -43,6 +43,8 @@ from homing.forwarding.frames import (
     MINE,
     MINE_FIRST,
     REQUEST,
+    SHOW,
+    SHOWN,
     WHOLE,
     frame,
     request_head,
@@ -123,6 +125,9 @@ def test_a_peer_of_another_user_is_not_heard(run: Run, monkeypatch: pytest.Monke
         frame(REQUEST, request_head(0, (), post_scope(2), BODY_WHOLE, ()), b""),
         frame(ASK),
         frame(ASK, msgspec.msgpack.encode(["a", "b"])),
+        frame(SHOW),
+        frame(SHOW, msgspec.msgpack.encode(-1)),
+        frame(SHOW, msgspec.msgpack.encode("all")),
         (REQUEST | (2**30 + 1) << 32).to_bytes(8, "little"),
         b"\xff" * 100,
     ],
@@ -144,7 +149,14 @@ def test_what_is_no_request_is_never_run_and_ends_the_connection(
 
 
 @pytest.mark.parametrize(
-    "data", [GET, frame(ASK, msgspec.msgpack.encode(["k", "s", "w"])), frame(50), frame(3, b"\xc1")]
+    "data",
+    [
+        GET,
+        frame(ASK, msgspec.msgpack.encode(["k", "s", "w"])),
+        frame(SHOW, msgspec.msgpack.encode(1)),
+        frame(50),
+        frame(3, b"\xc1"),
+    ],
 )
 def test_a_frame_out_of_turn_ends_the_connection_and_the_client(
     run: Run, data: bytes, caplog: pytest.LogCaptureFixture
@@ -579,5 +591,49 @@ def test_each_request_runs_in_a_copy_of_the_given_context(run: Run) -> None:
                 await forward(forwarder, Server())
                 await forward(forwarder, Server())
         assert values == ["the lifespan's"] * 2 + ["the server's"] * 2
+
+    run(test())
+
+
+def test_whoever_asks_what_is_here_is_shown_it_in_parts_and_may_ask_again(run: Run) -> None:
+    async def test() -> None:
+        asked: list[int] = []
+
+        async def show(limit: int) -> AsyncGenerator[bytes, None]:
+            asked.append(limit)
+            for part in (b"one", b"two"):
+                yield part
+
+        async with raw_forwarder(ok, on_show=show) as (receiver, peer):
+            for _ in range(2):
+                await peer.write(frame(SHOW, msgspec.msgpack.encode(7)))
+                shown = [await peer.read_frame() for _ in range(3)]
+                assert shown == [(SHOWN, b"", b"one"), (SHOWN, b"", b"two"), (SHOWN, b"", b"")]
+            await peer.write(GET)
+            assert await peer.read_frame() is not None
+            assert asked == [7, 7]
+            assert receiver.counters.malformed == 0
+
+    run(test())
+
+
+def test_whoever_hangs_up_while_it_is_shown_something_leaves_nothing_in_flight(run: Run) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+
+        async def show(limit: int) -> AsyncGenerator[bytes, None]:
+            try:
+                while True:
+                    yield b"x" * 100_000
+            finally:
+                ended.set()
+
+        async with raw_forwarder(ok, on_show=show) as (receiver, peer):
+            await peer.write(frame(SHOW, msgspec.msgpack.encode(1)))
+            assert await peer.read_frame() is not None
+            peer.close()
+            await receiver.drain(60.0)
+            assert receiver.in_flight == 0
+            await ended.wait()
 
     run(test())

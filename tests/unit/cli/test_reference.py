@@ -25,11 +25,12 @@ PAGE = REFERENCE / "options.md"
 
 def row(option: click.Option) -> str:
     """The line of the table for one option, made from its declaration."""
-    metavar = option.metavar or ("adopt/refuse" if isinstance(option.type, click.Choice) else "")
+    metavar = option.metavar or ("/".join(option.type.choices) if isinstance(option.type, click.Choice) else "")
     text, _, default = (option.help or "").removesuffix("]").partition(" [default: ")
     if not default:
         is_number = isinstance(option.default, int | float) and not option.is_flag
-        default = f"{option.default:.10g}" if is_number else "–"
+        is_choice = isinstance(option.type, click.Choice) and isinstance(option.default, str)
+        default = f"{option.default:.10g}" if is_number else str(option.default) if is_choice else "–"
     keyword = f"`{option.name}`" if option.name in inspect.signature(homing.sticky).parameters else "–"
     name = f"{option.opts[0]} {metavar}".strip()
     return f"| `{name}` | {text} | {default} | {keyword} |"

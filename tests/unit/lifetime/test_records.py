@@ -15,6 +15,7 @@ from homing.lifetime import (
     AgentSessionLifetimes,
     OwnershipReleaser,
     ResourcesSessionLifetimes,
+    Seen,
     SessionLifetimes,
 )
 from homing.types import Scope
@@ -351,3 +352,24 @@ def test_an_agents_own_records_decide_and_it_releases_by_itself() -> None:
     assert lifetimes.sweep() == []
     assert released == ["s"]
     assert not lifetimes.holds("s")
+
+
+def test_what_is_seen_of_a_session_is_what_its_requests_did() -> None:
+    kept = Kept()
+    idle: list[str] = []
+    kept.lifetimes.on_idle = idle.append
+    for session in ("used", "closed", "waiting"):
+        kept.lifetimes.served(session, SEED, 200)
+    kept.clock.move(30.0)
+    kept.lifetimes.served("used", STEP, 200)
+    kept.lifetimes.served("closed", CLOSE, 200)
+    kept.lifetimes.served("waiting", VERIFY_FIRST, 200)
+    kept.clock.move(7.0)
+    assert kept.lifetimes.seen("used") == Seen(False, 7.0)
+    assert kept.lifetimes.seen("closed") == Seen(True, 7.0)
+    assert kept.lifetimes.seen("waiting") == Seen(False, 7.0)
+    assert kept.lifetimes.seen("other") is None
+    kept.clock.move(MAX_AGE)
+    # The one whose close was announced and never came went idle; an open one has no limit.
+    assert sorted(kept.lifetimes.sweep()) == ["closed", "waiting"]
+    assert idle == ["waiting"]

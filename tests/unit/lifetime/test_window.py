@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.hand_clock import HandClock
 
-from homing.lifetime import ENDED_SCOPE_KEY, IdleLifetimes, SessionLifetimes
+from homing.lifetime import ENDED_SCOPE_KEY, IdleLifetimes, Seen, SessionLifetimes
 from homing.lifetime.window import Deadlines
 from homing.routes import Routes
 from homing.types import Scope
@@ -259,3 +259,21 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+def test_a_session_that_went_idle_is_told_from_one_that_ended() -> None:
+    clock = HandClock()
+    lifetimes = IdleLifetimes(10.0, 4.0, starts=Routes(), ends=Routes(), clock=clock)
+    idle: list[str] = []
+    lifetimes.on_idle = idle.append
+    lifetimes.opened("idle")
+    lifetimes.opened("ended")
+    clock.move(3.0)
+    lifetimes.ended("ended")
+    clock.move(2.0)
+    assert lifetimes.seen("idle") == Seen(False, 5.0)
+    assert lifetimes.seen("ended") == Seen(True, 2.0)
+    assert lifetimes.seen("other") is None
+    clock.move(20.0)
+    assert sorted(lifetimes.sweep()) == ["ended", "idle"]
+    assert idle == ["idle"]

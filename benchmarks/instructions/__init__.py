@@ -1,0 +1,1 @@
+"""Instructions of a local hit, with and without what watches and places it."""

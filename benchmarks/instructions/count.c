@@ -1,0 +1,11 @@
+/* Client requests to callgrind, for a Python program to make. */
+#include <valgrind/callgrind.h>
+
+void begin(void) {
+    CALLGRIND_START_INSTRUMENTATION;
+    CALLGRIND_ZERO_STATS;
+}
+
+void end(void) {
+    CALLGRIND_STOP_INSTRUMENTATION;
+}
