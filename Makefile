@@ -103,6 +103,7 @@ ROUNDS := 15
 bench: setup
 	$(PYTHON) -m benchmarks.owners.run
 	$(PYTHON) -m benchmarks.bodies.run
+	$(PYTHON) -m benchmarks.placement.run
 	$(PYTHON) -m benchmarks.forwarding.run --rounds $(ROUNDS) || failed=1; \
 		$(PYTHON) -m benchmarks.goals && exit $$failed
 

@@ -88,6 +88,9 @@ RUNS: tuple[Run, ...] = (
             (HOLDS, "CRASHES=0 SWEEPS=0 STOP=1", "a worker stops"),
             (HOLDS, "CRASHES=0 SWEEPS=0 START=1 FIRST=9", "a worker starts"),
             (HOLDS, "RESTORES=0 MINT=1 FIRST=9", "a named request makes a session"),
+            (HOLDS, "RESTORES=0 SWEEPS=0 REQUESTS=2 CRASHES=0 PLACE=1 FIRST=9", "two starts are placed"),
+            (HOLDS, "RESTORES=0 PLACE=1 FIRST=9", "a start is placed, and a worker crashes"),
+            (HOLDS, "RESTORES=0 SWEEPS=0 CRASHES=0 PLACE=1 STOP=1 FIRST=9", "a start is placed, and a worker stops"),
             # A rule is left out.
             ("v_hollow", "FIRST=9 REQUESTS=2 RESTORES=0 CRASHES=0", "ACQUIRED_AFTER_THE_HANDLER"),
             ("v_split", "REQUESTS=3 RESTORES=0 CRASHES=0 ONLY=1", "HANDLED_WHERE_IT_ARRIVES"),

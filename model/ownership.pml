@@ -25,6 +25,7 @@ hidden byte first;              /* the worker that has the session at first; NON
 hidden byte refuse;             /* unowned="refuse": only a start acquires */
 hidden byte stop;               /* worker 0 is told to stop */
 hidden byte start;              /* worker 2 is not there at first, and starts */
+hidden byte place;              /* a start that nobody owns may be sent to any worker [routing/starts.py] */
 hidden byte mint;               /* a request that names worker 0 and no session makes the session there, at its reply */
 
 /* ---- the rules that a run can leave out ---- */
@@ -149,7 +150,7 @@ inline remove(w) {
 
 /* ------------------------------------------------------------------ a request that names the session [routing/route.py] */
 proctype Req() {
-  byte at, cur, o=NONE, looks=0; bool ok, begins=true, peer=false;
+  byte at, cur, o=NONE, looks=0; bool ok, begins=true, peer=false, placed=false;
   atomic { (known || unheard || !alive[0]) -> if :: !known -> goto fin :: else fi };
   atomic {
     PICK(at); cur=at;
@@ -176,9 +177,11 @@ look:                                                            /* enter: see t
       if
       :: o==cur && !mine[cur] && SERVED_BEFORE_IT_IS_OPEN -> srv[cur]++; goto handle
       :: o==cur && !SERVED_BEFORE_IT_IS_OPEN || o==cur && mine[cur] -> loop[cur]=false; goto out     /* moving: 503 */
-      :: o!=cur && peer -> loop[cur]=false; goto notmine
+      :: o!=cur && peer && !(placed && o==NONE) -> loop[cur]=false; goto notmine
+      :: o==NONE && peer && placed -> skip                                                       /* placed: as if it had arrived here */
       :: o!=cur && !peer && o==NONE && !begins -> says_gone(); loop[cur]=false; goto out         /* nobody's, no start */
       :: o!=cur && !peer && o==NONE && begins -> skip
+      :: o!=cur && !peer && o==NONE && begins && place && !placed -> placed=true; loop[cur]=false; goto send
       :: o!=cur && !peer && o!=NONE -> loop[cur]=false; goto forward
       fi };
     if :: ACQUIRED_AFTER_THE_HANDLER -> srv[cur]++; goto handle :: else fi;
@@ -194,6 +197,8 @@ forward:                                                         /* connect, sen
     if :: REFUSED_IS_GONE -> atomic { says_gone() }; goto out :: else fi;
     atomic { !loop[at] -> if :: rec==o -> says_gone(); goto out                                  /* 410 */
                              :: else -> looks++; if :: looks<LOOKS -> goto look :: else -> goto out fi fi };
+send:                                                            /* placed: a worker that refuses has run nothing */
+    atomic { PICK(o); if :: sock[o] && o!=at -> cur=o; peer=true; goto look :: else -> goto look fi };
 notmine:
     atomic { cur=at; peer=false; looks++; if :: looks<LOOKS -> goto look :: else -> goto out fi };
 counted:
@@ -432,7 +437,7 @@ init {
       without = given("WITHOUT", 0); only = given("ONLY", 0); requests = given("REQUESTS", 1); sweeps = given("SWEEPS", 1);
       restores = given("RESTORES", 1); crashes = given("CRASHES", 1); compactions = given("COMPACTIONS", 0);
       asks = given("ASKS", 2); first = given("FIRST", 0); refuse = given("REFUSE", 0); stop = given("STOP", 0);
-      start = given("START", 0); mint = given("MINT", 0); now.fails = given("FAILS", 0);
+      start = given("START", 0); mint = given("MINT", 0); place = given("PLACE", 0); now.fails = given("FAILS", 0);
     };
     do :: i<N -> if :: !(start && i==2) -> alive[i]=true; sock[i]=true; pub[i]=true; life[i]=true :: else fi; i++ :: else -> break od;
     if :: first!=NONE -> rec=first; mine[first]=true; inc=1; st[first]=1; truth=1 :: else fi;

@@ -19,15 +19,19 @@ from typing import Any, Final
 from homing.routing import build
 from homing.routing.options import RoutingOptions
 
-PARTS: Final = ("row", "route", "spans", "look")
+PARTS: Final = ("row", "route", "spans", "look", "place")
 """row: the worker writes its figures. route: `--metrics-route`. spans: OpenTelemetry's API is installed. look: somebody looks at
-the dashboard, or at `homing ps --sessions`."""
+the dashboard, or at `homing ps --sessions`. place: new sessions are placed, as by default."""
 
 HITS_PER_SECOND: Final = 2000
 """About a third of what one worker serves, so what happens once a second weighs three times what it does under full load."""
 
 SESSIONS: Final = 100
 BODY: Final = b"one more"
+
+
+# A revision that is compared with may be older.
+_PLACES: Final = "place" in RoutingOptions.__dataclass_fields__
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -71,7 +75,10 @@ def _counting() -> Callable[[bool], object]:
 
 async def serve(hits: int, parts: set[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="homing-bench-", dir="/dev/shm") as directory:
-        options = RoutingOptions(sessions=("header:x-session",), unowned="adopt", socket_dir=directory, workers=2)
+        placing: dict[str, Any] = {"place": "balanced" if "place" in parts else "accepting"} if _PLACES else {}
+        options = RoutingOptions(
+            sessions=("header:x-session",), unowned="adopt", socket_dir=directory, workers=2, **placing
+        )
         router = build(app, options)
         asked, said = asyncio.Event(), asyncio.Queue[Any]()
 

@@ -100,6 +100,7 @@ _SAYS: Final = {
     "route": "`--metrics-route`",
     "spans": "OpenTelemetry's API is installed",
     "look": "somebody looks at the dashboard",
+    "place": "new sessions are placed (`--place balanced`, the default)",
     "everything": "all of these",
 }
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.planted.bug import Bug, Change
 from tests.planted.episode_bugs import EPISODE_BUGS
+from tests.planted.placement_bugs import PLACEMENT_BUGS
 from tests.planted.web_bugs import WEB_BUGS
 
 __all__ = ["BUGS", "Bug", "Change"]
@@ -293,5 +294,6 @@ BUGS: Final = (
         ("tests/integration/test_spans.py::test_a_forwarded_request_is_one_span_of_the_callers_trace",),
     ),
     *EPISODE_BUGS,
+    *PLACEMENT_BUGS,
     *WEB_BUGS,
 )

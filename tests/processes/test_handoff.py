@@ -31,6 +31,8 @@ APP = (
     "--end",
     "DELETE /sessions/{session}",
     "--no-access-log",
+    "--place",  # each session at the worker of the connection that starts it
+    "accepting",
 )
 MOST_TRIES = 60
 

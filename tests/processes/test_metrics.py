@@ -84,6 +84,7 @@ def test_what_became_of_requests_is_counted_once_and_for_the_whole_server(place:
         assert sum(received.values()) == outcomes["forwarded"]
         assert counted(text, "homing_hop_seconds_count", "") == {"": outcomes["forwarded"]}
         assert counted(text, "homing_sessions", "state") == {"open": 10, "ended": 0}
+        assert sum(counted(text, "homing_sessions_placed_total", "place").values()) == 10
 
 
 def test_a_connection_that_moved_is_counted_as_handed_off(place: Place) -> None:

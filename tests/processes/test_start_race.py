@@ -41,9 +41,9 @@ async def race(lane: int, wires: list[Wire], times: int) -> Counter[str]:
     return found
 
 
-def raced(times: int) -> None:
+def raced(times: int, place: str) -> None:
     async def test() -> None:
-        options = (*SESSION, "--start", "POST /start", "--no-access-log")
+        options = (*SESSION, "--start", "POST /start", "--no-access-log", "--place", place)
         app = "tests.support.counter_app:app"
         async with open_staged(*options, app=app, workers=WORKERS, clean=True) as server, AsyncExitStack() as stack:
             lanes = [list((await stack.enter_async_context(server.wires())).values()) for _ in range(LANES)]
@@ -60,11 +60,14 @@ def raced(times: int) -> None:
     asyncio.run(test())
 
 
-def test_five_hundred_starts_raced_at_three_workers_have_one_owner_each() -> None:
-    raced(500)
+# Placed at random, each of the three requests of a race is sent to a worker of its own.
+@pytest.mark.parametrize("place", ["accepting", "random"])
+def test_five_hundred_starts_raced_at_three_workers_have_one_owner_each(place: str) -> None:
+    raced(500, place)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_ten_thousand_starts_raced_at_three_workers_have_one_owner_each() -> None:
-    raced(10_000)
+@pytest.mark.parametrize("place", ["accepting", "random"])
+def test_ten_thousand_starts_raced_at_three_workers_have_one_owner_each(place: str) -> None:
+    raced(10_000, place)

@@ -145,7 +145,12 @@ async def open_staged(
     clean: bool = False,
     app: str = RECORDER,
 ) -> AsyncIterator[Staged]:
-    """Start it; it is ready when every worker has started. `wrap` stands before the command."""
+    """Start it; it is ready when every worker has started. `wrap` stands before the command.
+
+    A session begins where its connection is, unless `options` say `--place`.
+    """
+    if "--place" not in options:
+        options = ("--place", "accepting", *options)
     with tempfile.TemporaryDirectory(prefix="homing-stage-") as directory:
         async with open_stage(f"{directory}/stage") as stage:
             environment = {STAGE_ENV: stage.path, NAME_ENV: "worker", "HOMING_SESSION_SOCKET_DIR": None, **(env or {})}

@@ -61,7 +61,7 @@ episodes = ServerCommand(
     params=[
         *assembly_parameters(),
         OwnOption(["--mcp"], is_flag=True, help="Also offer the tools over MCP, at /mcp."),
-        *(each for each in server_parameters() if each.name != "max_sessions_per_worker"),
+        *server_parameters(limits=False),  # its own limit is each worker's browsers
     ],
     help=_episodes.__doc__,
     short_help="Serve web tasks as a resources server, for rollouts.",

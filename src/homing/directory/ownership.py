@@ -103,6 +103,9 @@ class Ownership:
     Owns its restores: `aclose` awaits them. The records of sessions still owned stay, so that they keep naming this
     worker once it has exited. In a forked child it owns nothing, releases nothing, and answers every look with
     DirectoryError.
+
+    Attributes:
+        count_changed: Called when a session was acquired or let go, so that `len` may be another; must not raise.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Ownership:
         self._entries: dict[str, Entry] = {}
         self._pending: set[Entry] = set()
         self._owned = 0
+        self.count_changed: Callable[[], object] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._undo = run_in_forked_child(self._in_child)
@@ -379,11 +383,15 @@ class Ownership:
         entry.owned = True
         entry.drop = False
         self._pending.discard(entry)
+        if self.count_changed is not None:
+            self.count_changed()
 
     def _forget(self, entry: Entry) -> None:
         self._owned -= entry.owned
         entry.owned = False
         self._prune(entry)
+        if self.count_changed is not None:
+            self.count_changed()
 
     def _end(self, entry: Entry, why: Why) -> None:
         """Remember that a session was here, and why it is no more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from homing.types import Message, Receive
 
@@ -18,6 +19,8 @@ class Replayable:
     _given: list[Message] | None = None
     _waiting: deque[Message] | None = None
     _keeping = True
+    on_release: Callable[[], object] | None = None
+    """Called once the request is somebody's for good: another worker said *mine*, or it stays here."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -42,6 +45,8 @@ class Replayable:
         """The request stays where it is: nothing is kept from now on. What waits to be given again still is."""
         self._keeping = False
         self._given = None
+        if self.on_release is not None:
+            self.on_release()
 
     async def rewind_after(self, taker: asyncio.Task[None] | None) -> None:
         """Wait until `taker`, cancelled, takes nothing more; then `rewind`."""

@@ -12,6 +12,7 @@ from homing.clock import SYSTEM_CLOCK, Clock
 from homing.identity import KindIdentity, SessionKind
 from homing.lifetime.base import SessionLifetimes
 from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, ResourcesSessionLifetimes
+from homing.placement import PlacementOptions
 from homing.routing.answers import ErrorReply
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.route import Policy
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 DEFAULT_BACKLOG: Final = 2048
-
-
-def _none_ended() -> int:
-    return 0
 
 
 def install_session_routing(
@@ -54,6 +51,7 @@ def install_session_routing(
     leave_dir: Callable[[str], None] | None = None,
     app_name: str | None = None,
     max_sessions: int | None = None,
+    placing: PlacementOptions | None = None,
     scatter: bool = False,
     graceful_seconds: float | None = None,
     lifespan_required: bool = False,
@@ -88,6 +86,7 @@ def install_session_routing(
         leave_dir: Called with the run directory's path once the worker has closed.
         app_name: Tells this app from others in the same run directory; None: it has the directory to itself.
         max_sessions: A start beyond so many sessions of this worker is answered 503.
+        placing: How new sessions are placed, and limited over all workers.
         scatter: Test mode: every request first lands on a wrong worker.
         graceful_seconds: How long a stopping worker waits for the others to drain; None: homing's own limit.
         error_reply: The shape of the router's own errors, where the server has one of its own.
@@ -107,7 +106,6 @@ def install_session_routing(
     window = CLOSE_RETRY_WINDOW_SECONDS if close_retry_window_seconds is None else close_retry_window_seconds
     lifetimes: SessionLifetimes
     forget: Callable[[str], None] | None
-    count_ended: Callable[[], int] = _none_ended
     if agent_sessions is not None:
         lifetimes = AgentSessionLifetimes(agent_sessions, starts)
         forget = None
@@ -121,7 +119,6 @@ def install_session_routing(
             being_served=lambda session_id: router.served_now(session_id),  # noqa: PLW0108
         )
         forget = resources.forget
-        count_ended = resources.count_ended
     identity = KindIdentity(
         kind,
         session_cookie,
@@ -167,7 +164,7 @@ def install_session_routing(
             scatter=scatter,
             graceful_seconds=graceful_seconds,
             lifespan_required=lifespan_required,
-            count_ended=count_ended,
+            placing=placing,
             error_reply=error_reply,
         ),
         socket_dir=None if socket_dir is None else socket_dir if callable(socket_dir) else lambda: socket_dir,

@@ -110,6 +110,7 @@ class SessionRoutingMiddleware:
             graceful_seconds=self.policy.graceful_seconds,
             app=self._app_name,
             drop=self._drop,
+            placing=self.policy.placing,
         )
         await worker.open(
             self._entry or self,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from homing.errors import ConfigurationError
 from homing.identity import McpHandleSource, Preset, Source, parse_source, preset
+from homing.placement import POLICIES, Place, PlacementOptions
 from homing.routes import Routes
 
 DAY_SECONDS = 86_400
@@ -28,7 +29,10 @@ class RoutingOptions:
         gone_status: The status of *gone*; None: the preset's, or 410.
         max_body_bytes: The longest JSON body that is read to find a session in it.
         owner_timeout_seconds: How long an owner may take to say that a forwarded request is its own.
-        max_sessions_per_worker: A declared start over it is answered 503; None: no limit.
+        place: Where a declared start runs: `"balanced"`, `"fewest"`, `"accepting"` (where it arrived) or `"random"`.
+        max_sessions: How many live sessions the whole server may have; a declared start over it is answered 503; None: no limit.
+        max_sessions_per_worker: The same of each worker.
+        queue_seconds: How long a start over a limit waits for room, first come, first served; 0: not at all.
         scatter: Test mode: every request first lands on a wrong worker.
         secret: What signs the session cookie, for sources that need it and are given as a SPEC.
         socket_dir: The run directory; None: `HOMING_SESSION_SOCKET_DIR`, or one that siblings of one launcher share.
@@ -48,7 +52,10 @@ class RoutingOptions:
     gone_status: int | None = None
     max_body_bytes: int = 2**20
     owner_timeout_seconds: float = 30.0
+    place: Place = "accepting"
+    max_sessions: int | None = None
     max_sessions_per_worker: int | None = None
+    queue_seconds: float = 0.0
     scatter: bool = False
     secret: str | None = None
     socket_dir: str | None = None
@@ -75,6 +82,13 @@ class RoutingOptions:
     def tells_sessions(self) -> bool:
         """Whether there is any way to tell sessions."""
         return bool(self.sessions or self.learn or self.preset)
+
+    @property
+    def placing(self) -> PlacementOptions:
+        """How new sessions are placed and limited."""
+        return PlacementOptions(
+            self.place, self.max_sessions, self.max_sessions_per_worker, self.queue_seconds, self.workers
+        )
 
     @property
     def learns_nothing(self) -> str | None:
@@ -109,8 +123,20 @@ class RoutingOptions:
         for name in ("idle_seconds", "owner_timeout_seconds", "max_body_bytes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a number greater than 0")
+        if self.place not in POLICIES:
+            raise ConfigurationError(f"place is {self.place!r}: use one of {', '.join(POLICIES)}")
         if self.max_sessions_per_worker is not None and self.max_sessions_per_worker < 1:
             raise ConfigurationError("the limit of sessions per worker is less than 1: use 1 or more, or leave it out")
+        if self.max_sessions is not None and self.max_sessions < 1:
+            raise ConfigurationError("the limit of sessions is less than 1: use 1 or more, or leave it out")
+        if not 0 <= self.queue_seconds < float("inf"):
+            raise ConfigurationError(
+                f"the queue's time is {self.queue_seconds!r}: use a number of seconds, 0 for no queue"
+            )
+        if self.queue_seconds and self.max_sessions is None and self.max_sessions_per_worker is None:
+            raise ConfigurationError(
+                "a queue without a limit of sessions: add --max-sessions N or --max-sessions-per-worker N, or leave out --queue"
+            )
         sessions, learn = (
             tuple(parse_source(s, secret=self.secret) if isinstance(s, str) else s for s in given)
             for given in (self.sessions, self.learn)

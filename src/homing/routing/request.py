@@ -91,11 +91,13 @@ class RoutedRequest:
         if self._worker is not None:
             self._unnamed = unnamed
             self._worker.starting += 1
+            self._worker.count_sessions()
 
     def _give_place(self) -> None:
         if self._unnamed is not None and self._worker is not None:
             self._unnamed = None
             self._worker.starting -= 1
+            self._worker.count_sessions()
 
     def acquire(self) -> None:
         """Record this worker as the owner of the session minted for this request, before its ID leaves: a use of it.
@@ -198,6 +200,8 @@ class RoutedRequest:
         if self.used and not lifetimes.holds(session_id):
             # It used the session and then failed: what it left is there, so its owner is kept.
             lifetimes.opened(session_id)
+        if turned or ended:
+            worker.count_sessions()
         if ended:
             worker.path_keys.unbind(session_id)
         elif named.start_path_key is not None:

@@ -25,18 +25,16 @@ from homing.errors import (
 from homing.forwarding.base import Hop
 from homing.forwarding.replay import Replayable
 from homing.identity import Named
+from homing.placement import PlacementOptions
 from homing.routing.answers import ErrorReply, GoneReply
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
 from homing.routing.request import RoutedRequest, new_session_id
+from homing.routing.starts import StartOnItsWay
 from homing.routing.worker import Worker
 from homing.types import Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
 
 LOOKS: Final = 3
 """How often a request's owner is looked up: once, and at most twice more after *not mine* or *refused*."""
-
-
-def _none() -> int:
-    return 0
 
 
 def _nothing(scope: Scope, status: int) -> None:
@@ -52,8 +50,9 @@ class Policy:
         sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
         gone_status, gone_reply: The shape of *gone*.
         error_reply: The shape of every error; `gone_reply` goes before it.
-        max_sessions: Over it, a declared start is refused. Sessions that have ended do not count, starts under way do.
-        count_ended: How many of this worker's sessions have ended.
+        max_sessions: Over it, at one worker, a declared start is refused. Sessions that have ended do not count, starts under
+            way do.
+        placing: How new sessions are placed, and limited over all workers; None: they begin where they arrive.
         unnamed_start: Told the scope and status of a start that succeeded, and named no session.
         scatter: Test mode: every request first lands on a wrong worker.
         owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
@@ -66,7 +65,7 @@ class Policy:
     gone_reply: GoneReply | None = None
     error_reply: ErrorReply | None = None
     max_sessions: int | None = None
-    count_ended: Callable[[], int] = _none
+    placing: PlacementOptions | None = None
     unnamed_start: Callable[[Scope, int], object] = _nothing
     scatter: bool = False
     owner_timeout_seconds: float = 30.0
@@ -85,7 +84,8 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
         SessionMovingError: the session is fenced.
     """
     session_id = named.session_id
-    if session_id is None or named.start_path_key is not None:
+    # A start may have to wait where there is a limit; one of a session that has ended counts as a new one.
+    if session_id is None or named.start_path_key is not None or (named.start and worker.placement is not None):
         return None
     entry = worker.owners.try_enter(session_id)
     return None if entry is None else RoutedRequest(worker, named, session_id, entry)
@@ -98,7 +98,18 @@ class Routing:
     Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
     """
 
-    __slots__ = ("_hop", "_named", "_policy", "_reason", "_scope", "_send", "_worker", "forwarded_to", "receive")
+    __slots__ = (
+        "_hop",
+        "_named",
+        "_policy",
+        "_reason",
+        "_scope",
+        "_send",
+        "_start",
+        "_worker",
+        "forwarded_to",
+        "receive",
+    )
 
     def __init__(
         self,
@@ -118,6 +129,7 @@ class Routing:
         self._scope = scope
         self._send = send
         self.receive = receive
+        self._start: StartOnItsWay | None = None
         self.forwarded_to: WorkerId | None = None
 
     async def route(self) -> RoutedRequest | None:
@@ -147,12 +159,37 @@ class Routing:
         named = self._named
         if self._policy.scatter and self._reason is None and await self._scattered():
             return None
+        placement = self._worker.placement
+        if placement is None or not named.start:
+            return await self._settled(looks)
+        if self._reason is None or self._reason is Reason.SCATTERED:
+            self._start = start = StartOnItsWay(
+                self._worker, placement, named, note_of(named), self._scope, self._kept(), self._send
+            )
+            return await start.in_turn(lambda: self._settled(looks))
+        try:
+            return await self._settled(looks)
+        except SessionLimitError:
+            if self._reason is not Reason.PLACED or self._holds_its_path_key():
+                raise
+            # Its sender knows of other workers, or has it wait.
+            self._not_mine()
+            return None
+
+    def _holds_its_path_key(self) -> bool:
+        key = self._named.start_path_key
+        return key is not None and self._worker.path_keys.owners.mine(key)
+
+    async def _settled(self, looks: int) -> RoutedRequest | None:
+        named = self._named
         if named.session_id is not None:
             return await self._route_session(named.session_id, looks)
         if named.path_key is not None:
             return await self._route_path_key(named.path_key)
         if named.worker is not None and named.worker != self._worker.id and self._reason is None:
             await self._send_to_named(named.worker)
+            return None
+        if self._start is not None and named.worker is None and await self._start.placed():
             return None
         return self._serve_nameless()
 
@@ -163,6 +200,7 @@ class Routing:
         unowned = Unowned.ACQUIRE if self._policy.adopts or self._named.start else Unowned.REFUSE
         for _ in range(looks):
             if owners.mine(session_id):
+                begins_anew = self._begins_anew(session_id)
                 try:
                     self._bind_path_key(session_id)
                     request = RoutedRequest(worker, self._named, session_id)
@@ -170,6 +208,9 @@ class Routing:
                 except NotHereError:
                     pass
                 else:
+                    if begins_anew:
+                        # It has ended until its reply says otherwise, and takes a place all the while.
+                        request.take_place(_nothing)
                     return request
             decision = decide(
                 owner=owners.owner(session_id),
@@ -182,6 +223,8 @@ class Routing:
                 case Serve():
                     continue
                 case Acquire():
+                    if self._start is not None and await self._start.placed():
+                        return None
                     request = RoutedRequest(worker, self._named, session_id)
                     placed_at = self._acquire(request, session_id)
                     if placed_at == worker.id:
@@ -204,14 +247,29 @@ class Routing:
                     assert_never(decision)
         raise SessionMovingError(f"session {session_tag(session_id)} was nowhere that it was looked for")
 
+    def _begins_anew(self, session_id: SessionId) -> bool:
+        """Whether a start finds its session ended, in its close retry window: then it is a new one, for the limit."""
+        worker = self._worker
+        if worker.placement is None or not self._named.start or not worker.has_ended(session_id):
+            return False
+        self._check_limit()
+        return True
+
     def _acquire(self, request: RoutedRequest, session_id: SessionId) -> WorkerId | None:
         """Acquire the session, and its path key, and enter it: one block without an await.
 
         Returns this worker if that is done; another worker if it holds the path key, so the start belongs there; None if
         another worker was quicker and the record has to be looked at again.
         """
-        worker, owners = self._worker, self._worker.owners
         self._check_limit()
+        try:
+            return self._acquire_here(request, session_id)
+        finally:
+            # The room that was taken for it and is not needed is given back.
+            self._worker.count_sessions()
+
+    def _acquire_here(self, request: RoutedRequest, session_id: SessionId) -> WorkerId | None:
+        worker, owners = self._worker, self._worker.owners
         if owners.acquire(session_id) != worker.id:
             return None
         # What an earlier session of this ID was bound to, whose agent has released it since: no key of this one.
@@ -330,11 +388,17 @@ class Routing:
             return False
 
     def _check_limit(self) -> None:
-        limit = self._policy.max_sessions
-        if limit is None or not self._named.start:
+        limit, worker = self._policy.max_sessions, self._worker
+        if not self._named.start:
             return
-        if len(self._worker.owners) + self._worker.starting - self._policy.count_ended() >= limit:
+        if limit is not None and worker.count_live() >= limit:
             raise SessionLimitError(f"this worker has {limit} sessions, the most it may have")
+        if worker.placement is None:
+            return
+        if self._start is not None and not self._start.allowed:
+            raise SessionLimitError("others wait to begin a session, who came before")
+        if not worker.placement.take():
+            raise SessionLimitError("the server has as many sessions as it may have")
 
     def _not_mine(self) -> None:
         assert self._hop is not None

@@ -132,7 +132,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         gone_status=options.gone_status,
         gone_reply=preset.gone_reply if preset is not None and options.gone_status is None else None,
         max_sessions=options.max_sessions_per_worker,
-        count_ended=lifetimes.count_ended,
+        placing=options.placing,
         unnamed_start=UnnamedStarts(identity.starts),
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,

@@ -37,6 +37,7 @@ def sweep(worker: Worker) -> None:
         worker.owners.release(session_id, why=Why.IDLE if session_id in worker.went_idle else Why.CLOSED)
     worker.went_idle.clear()
     worker.path_keys.settle(worker.owners.mine)
+    worker.count_sessions()
     # What could not be removed when it was released (a full disk, no descriptors) is tried again.
     for owners in (worker.owners, worker.path_keys.owners):
         if pending := owners.release_pending():

@@ -29,8 +29,8 @@ from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.receiver import Receiver, serve_private_socket
-from homing.histogram import Histogram
 from homing.lifetime.base import SessionLifetimes
+from homing.placement import Placement, PlacementOptions
 from homing.routing.path_keys import PathKeys
 from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
@@ -74,18 +74,18 @@ class Worker:
 
     Args:
         app: Tells the apps apart that share a run directory; None: its sessions are those of the directory.
+        placing: How new sessions are placed and limited; None: they begin where they arrive.
 
     Attributes:
         id: New at every start of a process.
         owners, path_keys: Which worker owns each session and path key.
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
+        placement: Where new sessions begin; None: where they arrive.
         starting: Starts under way whose sessions have no ID yet.
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
-        placed: New sessions by where they were placed (`here`, `elsewhere`, …).
-        queued: How long starts waited for a place.
         went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
@@ -100,6 +100,7 @@ class Worker:
         graceful_seconds: float | None,
         app: str | None = None,
         drop: Callable[[str], None] | None = None,
+        placing: PlacementOptions | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = identifier
@@ -107,8 +108,6 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
-        self.placed: Counter[str] = Counter()
-        self.queued = Histogram()
         self.went_idle: set[str] = set()
         if hasattr(lifetimes, "on_idle"):
             lifetimes.on_idle = self.went_idle.add
@@ -135,6 +134,12 @@ class Worker:
             )
             self.path_keys = PathKeys(self.run_directory, identifier, kind=PATH + apart)
             self.forwarder = _forwarder(socket_dir, owner_timeout_seconds)
+            self.placement: Placement | None = None
+            if placing is not None and placing.needed:
+                self.placement = Placement.open(placing, self.run_directory, identifier, apart)
+            if self.placement is not None:
+                opening.callback(self.placement.close)
+                self.owners.count_changed = self.count_sessions
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
 
@@ -177,6 +182,9 @@ class Worker:
                 sweep_forever(self, interval_seconds=sweep_seconds, clock=self._clock), name="homing sweeper"
             )
             self._stack.push_async_callback(_cancel, sweeper)
+            if self.placement is not None:
+                beat = asyncio.create_task(self.placement.beat_forever(self.count_sessions), name="homing placement")
+                self._stack.push_async_callback(_cancel, beat)
             self._stack.enter_context(_stop_signals_marked(self._told_to_stop))
         except BaseException:
             await self.aclose()
@@ -191,6 +199,8 @@ class Worker:
 
         After that nothing more is taken (`drained`): what still comes is answered *not mine*, since it would be cut off.
         """
+        if self.placement is not None:
+            self.placement.stop()
         self._say("drains")
         self._mark("drained")
         deadline = self._drain_until()
@@ -219,6 +229,8 @@ class Worker:
     def _told_to_stop(self) -> None:
         if self._told_at is None:
             self._told_at = self._clock.monotonic()
+        if self.placement is not None:
+            self.placement.stop()
         self._mark("stopping")
 
     def _mark(self, state: str) -> None:
@@ -258,6 +270,21 @@ class Worker:
         """How many of this worker's sessions have ended, and are in their close retry window."""
         count = getattr(self.lifetimes, "count_ended", None)
         return 0 if count is None else int(count())
+
+    def has_ended(self, session_id: str) -> bool:
+        """Whether a session of this worker has ended, and is in its close retry window."""
+        see = getattr(self.lifetimes, "seen", None)
+        known = None if see is None else see(session_id)
+        return known is not None and bool(known.ended)
+
+    def count_live(self) -> int:
+        """How many sessions of this worker have not ended, starts under way whose sessions have no ID yet among them."""
+        return len(self.owners) + self.starting - self.count_ended()
+
+    def count_sessions(self) -> None:
+        """Tell the other workers how many sessions are live here: called whenever that may have changed."""
+        if self.placement is not None:
+            self.placement.count(self.count_live(), self.serving)
 
     @property
     def not_mine(self) -> int:

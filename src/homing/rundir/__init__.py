@@ -7,6 +7,7 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     <worker ID>.life       locked exclusively by that worker while it lives
     <worker ID>.stopping   marks that workers set for each other; also `.drained`
     page, server.json      what workers and supervisor say of themselves
+    board, permits         what workers tell each other to place new sessions, and the limit of these
     server.lock            held by the supervisor while its server runs
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
@@ -23,13 +24,16 @@ Not here: what an owner record says (`homing.directory`), what a private socket 
 """
 
 from homing.rundir.checks import check_run_directory
+from homing.rundir.files import allocate
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
+    BOARD_NAME,
     EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     PAGE_NAME,
+    PERMITS_NAME,
     SERVER_DESCRIPTION,
     SESSION_OWNERS_DIR,
     SESSION_SOCKET_DIR_ENV,
@@ -44,9 +48,11 @@ from homing.rundir.places import create_session_socket_dir, remove_run_directory
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
+    "BOARD_NAME",
     "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "PAGE_NAME",
+    "PERMITS_NAME",
     "SERVER_DESCRIPTION",
     "SERVER_LOCK",
     "SESSION_OWNERS_DIR",
@@ -54,6 +60,7 @@ __all__ = [
     "SITES_DIR",
     "Life",
     "RunDirectory",
+    "allocate",
     "boot_id",
     "check_run_directory",
     "close_after_fork",

@@ -17,7 +17,16 @@ from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory
-from homing.rundir.names import EPISODES_DIR, PAGE_NAME, SERVER_DESCRIPTION, SESSION_OWNERS_DIR, SITES_DIR, is_worker_id
+from homing.rundir.names import (
+    BOARD_NAME,
+    EPISODES_DIR,
+    PAGE_NAME,
+    PERMITS_NAME,
+    SERVER_DESCRIPTION,
+    SESSION_OWNERS_DIR,
+    SITES_DIR,
+    is_worker_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -108,12 +117,22 @@ def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
 
 
 _OURS: Final = frozenset(
-    {SESSION_OWNERS_DIR, SITES_DIR, EPISODES_DIR, "owners.lock", BEGUN_BY, FIRST_APP, PAGE_NAME, SERVER_DESCRIPTION}
+    {
+        SESSION_OWNERS_DIR,
+        SITES_DIR,
+        EPISODES_DIR,
+        "owners.lock",
+        BEGUN_BY,
+        FIRST_APP,
+        PAGE_NAME,
+        BOARD_NAME,
+        SERVER_DESCRIPTION,
+    }
 )
 
 
 def _is_ours(name: str) -> bool:
-    if name in _OURS or name.startswith(_EMPTIED):
+    if name in _OURS or name.startswith(_EMPTIED) or name.partition("-")[0] == PERMITS_NAME:
         return True
     return is_worker_id(name.removeprefix(".").partition(".")[0])
 

@@ -28,6 +28,12 @@ SERVER_DESCRIPTION: Final = "server.json"
 PAGE_NAME: Final = "page"
 """What the workers say of themselves (`homing.watch`)."""
 
+BOARD_NAME: Final = "board"
+"""What the workers tell each other, to place new sessions (`homing.placement`)."""
+
+PERMITS_NAME: Final = "permits"
+"""Locked byte by byte: a server's limit of sessions (`homing.placement`)."""
+
 EPISODES_DIR: Final = "episodes"
 """The directory, in a run directory, of who runs an episode and who waits to."""
 

@@ -30,11 +30,15 @@ _OPTIONS: Final = {
     "secret": "--secret-env",
     "max_body_bytes": "--max-body",
     "owner_timeout_seconds": "--owner-timeout",
+    "max_sessions": "--max-sessions",
     "max_sessions_per_worker": "--max-sessions-per-worker",
+    "queue_seconds": "--queue",
     "scatter": "--scatter",
 }
 
-_HEEDED: Final = frozenset({"owner_timeout_seconds", "max_sessions_per_worker", "scatter"})
+_HEEDED: Final = frozenset(
+    {"owner_timeout_seconds", "max_sessions", "max_sessions_per_worker", "queue_seconds", "scatter"}
+)
 """What an app that asks how its server runs makes use of."""
 
 
@@ -108,6 +112,9 @@ def _doubts(routing: RoutingOptions) -> Iterator[str]:
         isinstance(source, SignedCookieSource) for source in (*checked.sessions, *checked.learn)
     ):
         yield "--secret-env has no effect: nothing is signed; --session signed-cookie:NAME:KEY is what needs a secret"
+    limits = ("max_sessions", "max_sessions_per_worker")
+    if routing.workers == 1 and (given := [_OPTIONS[each] for each in limits if getattr(routing, each) is not None]):
+        yield f"{' and '.join(given)}: no effect with one worker, where nothing is routed; use --workers 2 or more"
     if routing.scatter and routing.workers == 1:
         yield "--scatter has no effect with one worker: use --workers 2 or more"
     elif routing.scatter:

@@ -31,6 +31,7 @@ from uvicorn.supervisors import ChangeReload
 import homing
 from homing.clock import SYSTEM_CLOCK
 from homing.errors import ConfigurationError, HomingError, StartupError
+from homing.placement import POLICIES
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
@@ -61,7 +62,10 @@ class OwnOption(click.Option):
 
 OWN_APPS_OPTIONS: Final = (
     "owner_timeout_seconds",
+    "place",
+    "sessions_at_once",
     "max_sessions_per_worker",
+    "queue_seconds",
     "scatter",
     "no_handoff",
     "metrics_port",
@@ -85,9 +89,17 @@ _OF_THE_APP: Final = (
 """uvicorn's parameters that make no sense where the command itself says what is served."""
 
 
-def server_parameters() -> list[click.Parameter]:
-    """Parameters of a command that serves an app which declares its own sessions: homing's, then uvicorn's."""
-    own = [each for each in own_options() if each.name in OWN_APPS_OPTIONS]
+_LIMITS: Final = ("sessions_at_once", "max_sessions_per_worker", "queue_seconds")
+
+
+def server_parameters(*, limits: bool = True) -> list[click.Parameter]:
+    """Parameters of a command that serves an app which declares its own sessions: homing's, then uvicorn's.
+
+    Args:
+        limits: With those that limit sessions; not where the app has limits of its own.
+    """
+    names = OWN_APPS_OPTIONS if limits else tuple(name for name in OWN_APPS_OPTIONS if name not in _LIMITS)
+    own = [each for each in own_options() if each.name in names]
     return [*own, *(each for each in uvicorn_parameters() if each.name not in _OF_THE_APP)]
 
 
@@ -164,10 +176,33 @@ def own_options() -> list[OwnOption]:
             help="How long a session's worker may take to say that a forwarded request is its own.",
         ),
         OwnOption(
+            ["--place"],
+            type=click.Choice(POLICIES),
+            default="balanced",
+            help="Where a declared start runs: where it arrived unless that worker has more than its share of sessions "
+            "(balanced), at the worker with the fewest (fewest), always where it arrived (accepting), or anywhere (random). "
+            "[default: balanced]",
+        ),
+        OwnOption(
+            ["--max-sessions", "sessions_at_once"],
+            metavar="N",
+            type=int,
+            help="How many live sessions the whole server may have: a start beyond them is answered 503. [default: no limit]",
+        ),
+        OwnOption(
             ["--max-sessions-per-worker"],
             metavar="N",
             type=int,
             help="A start of a session beyond so many is answered 503. [default: no limit]",
+        ),
+        OwnOption(
+            ["--queue", "queue_seconds"],
+            metavar="SECONDS",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="A start beyond a limit of sessions waits so long for room, first come, first served over all workers, "
+            "before it is answered 503.",
         ),
         OwnOption(
             ["--scatter"],
@@ -418,7 +453,10 @@ def _routing(own: Mapping[str, Any], config: RunConfig) -> RoutingOptions | None
         gone_status=own["gone_status"],
         max_body_bytes=own["max_body_bytes"],
         owner_timeout_seconds=own["owner_timeout_seconds"],
+        place=own["place"],
+        max_sessions=own["sessions_at_once"],
         max_sessions_per_worker=own["max_sessions_per_worker"],
+        queue_seconds=own["queue_seconds"],
         scatter=own["scatter"],
         secret=_secret(own["secret_env"]),
         workers=config.workers,

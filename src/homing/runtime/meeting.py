@@ -60,6 +60,7 @@ class MeetingPlace:
                 "backlog": self.options.backlog,
                 "owner_timeout_seconds": self.options.owner_timeout_seconds,
                 "max_sessions": self.options.max_sessions_per_worker,
+                "placing": self.options.placing,
                 "scatter": self.options.scatter,
                 "graceful_seconds": self.options.graceful_seconds,
             }

@@ -93,6 +93,7 @@ def figures_of(
     lags: Histogram | None = None,
 ) -> Figures:
     """The figures of a worker now. About 20 µs, whatever the number of sessions."""
+    placement = worker.placement
     sent, records = worker.forwarder.counters, (worker.owners.counters, worker.path_keys.owners.counters)
     return Figures(
         worker=worker.id,
@@ -111,12 +112,12 @@ def figures_of(
         not_mine=worker.not_mine,
         answers=dict(worker.answers),
         endings=dict(worker.owners.counters.ended),
-        placed=dict(worker.placed),
+        placed={} if placement is None else dict(placement.placed),
         lock_timeouts=sum(each.lock_timeouts for each in records),
         cpu_seconds=time.process_time(),
         lag_seconds=lag_seconds,
         hops=spread(sent.hops),
-        queued=spread(worker.queued),
+        queued=spread(Histogram() if placement is None else placement.queue.waits),
         lock_waits=spread(summed(each.lock_waits for each in records)),
         lags=None if lags is None else spread(lags),
     )

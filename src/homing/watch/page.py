@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Final, Self
 
 from homing.errors import RunDirectoryError
-from homing.rundir import PAGE_NAME, close_after_fork
+from homing.rundir import PAGE_NAME, allocate, close_after_fork
 
 ROW_BYTES: Final = 4096
 """A multiple of the memory page of every system that homing runs on, or mapped from the start of one."""
@@ -88,7 +88,7 @@ def open_row(socket_dir: str) -> Row:
             number = os.fstat(fd).st_size // ROW_BYTES
             if number >= MAX_ROWS:
                 raise RunDirectoryError(f"{path} has {number} rows, and no more are added")
-            os.ftruncate(fd, (number + 1) * ROW_BYTES)
+            allocate(fd, (number + 1) * ROW_BYTES)
         return Row(path, number)
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be used: {error.strerror}") from error

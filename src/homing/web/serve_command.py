@@ -174,7 +174,7 @@ serve = ServerCommand(
             show_default=True,
             help="The longest body of a request.",
         ),
-        *(each for each in server_parameters() if each.name != "max_sessions_per_worker"),
+        *server_parameters(limits=False),  # its own limit is each worker's browsers
     ],
     help=_serve.__doc__,
     short_help="Serve browser sessions.",

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.running import environment
+from tests.support.small_disk import fill, small_memory_disk
 
 from homing.errors import RunDirectoryError
 from homing.rundir import PAGE_NAME
@@ -97,3 +99,22 @@ def test_figures_go_through_a_row_as_they_are() -> None:
     assert decode_figures(encode_figures(figures)) == figures
     assert figures.open_sessions == 5
     assert decode_figures(b"\xff\x00 no figures") is None
+
+
+def test_a_full_file_system_is_an_error_as_the_row_is_opened_and_no_signal_later(tmp_path: Path) -> None:
+    # A process of its own: what goes wrong here is the end of it.
+    code = (
+        "import sys\n"
+        "from homing.errors import RunDirectoryError\n"
+        "from homing.watch import open_row\n"
+        "try:\n"
+        "    open_row(sys.argv[1]).write(b'x')\n"
+        "except RunDirectoryError as error:\n"
+        "    print(error)\n"
+    )
+    with small_memory_disk(tmp_path / "small", 64) as place:
+        fill(place)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(place)], capture_output=True, text=True, check=False, env=environment()
+        )
+    assert (done.returncode, done.stdout.rpartition(": ")[2]) == (0, "No space left on device\n"), done
