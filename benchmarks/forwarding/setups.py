@@ -353,9 +353,9 @@ class Server:
             connection.close()
 
 
-def wait_until_serving(server: Server, log: Path) -> None:
+def wait_until_serving(server: Server, log: Path, start_seconds: float) -> None:
     """Returns once every worker has answered; a worker that starts late would get no connection."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + start_seconds
     seen: set[str] = set()
     while len(seen) < server.setup.workers:
         if time.monotonic() > deadline or any(process.poll() is not None for process in server.processes):
@@ -368,11 +368,11 @@ def wait_until_serving(server: Server, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(setup: Setup, scratch: Path) -> Iterator[Server]:
+def serving(setup: Setup, scratch: Path, *, start_seconds: float = START_SECONDS) -> Iterator[Server]:
     """The setup's processes, from before all its workers answer until they have exited.
 
     Raises:
-        SetupError: It did not start within a minute, or a process of it had to be killed at the end.
+        SetupError: It did not start in time, or a process of it had to be killed at the end.
     """
     directory = scratch / setup.key
     directory.mkdir(mode=0o700)
@@ -386,7 +386,7 @@ def serving(setup: Setup, scratch: Path) -> Iterator[Server]:
             server.processes.append(
                 subprocess.Popen(command.words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
             )
-        wait_until_serving(server, log)
+        wait_until_serving(server, log, start_seconds)
         yield server
 
 
