@@ -21,24 +21,25 @@ from benchmarks.spread import spread, table
 
 HERE: Final = Path(__file__).parent
 Rows = Callable[[dict[str, Any]], Sequence[tuple[str, ...]]]
-QUESTIONS: Final[dict[str, Rows]] = {
-    "forwarding": forwarding.goal_rows,
-    "owners": owners.goal_rows,
-    "bodies": bodies.goal_rows,
+ROUNDS: Final[dict[str, Rows]] = {
+    "forwarding/rounds.json": forwarding.goal_rows,
+    "owners/rounds.json": owners.goal_rows,
+    "bodies/rounds.json": bodies.goal_rows,
+    "bodies/rounds-each-gib.json": bodies.goal_rows,
 }
 
 
-def section(question: str, goal_rows: Rows, directory: Path) -> str:
-    kept = directory / question / "rounds.json"
+def section(rounds: str, goal_rows: Rows, directory: Path) -> str:
+    kept = directory / rounds
     if not kept.exists():
-        return f"## {question}\n\nNot measured: there is no `{question}/rounds.json`."
+        return f"## `{rounds}`\n\nNot measured: there is no such file."
     result = json.loads(kept.read_text())
     count = len(result["rounds"])
     coverage = spread([float(number) for number in range(count)]).coverage
     return "\n\n".join(
         (
-            f"## {question}",
-            f"`{question}/rounds.json`, {count} rounds, intervals at {coverage:.0%}. {machine.text(result)}",
+            f"## `{rounds}`",
+            f"{count} rounds, intervals at {coverage:.0%}. {machine.text(result)}",
             table(("goal", "bound", "median (interval)", ""), goal_rows(result)),
         )
     )
@@ -51,7 +52,7 @@ def page(directory: Path = HERE) -> str:
             "Made by `benchmarks/goals.py` from the raw rounds of each question; do not edit: run `make bench`. A goal is reached "
             "if the median is within its bound. The interval in brackets is the sign test's: of order statistics, which hold "
             "the true median with at least 95 % from six rounds on, whatever the figures' distribution is.",
-            *(section(question, rows, directory) for question, rows in QUESTIONS.items()),
+            *(section(rounds, rows, directory) for rounds, rows in ROUNDS.items()),
         )
     )
 

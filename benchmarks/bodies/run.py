@@ -31,7 +31,7 @@ GOAL_MIB_PER_STREAM: Final = 2.0
 MAX_CONNECTIONS: Final = 4000
 TIMEOUT_SECONDS: Final = 300
 WAYS: Final = ("upload", "download")
-GOAL: Final = "1 GiB each way at 20 streams, {way}: extra memory in the forwarder per stream"
+GOAL: Final = "{mib:g} MiB on each of {streams} streams, {way}: extra memory in the forwarder per stream"
 
 
 class WrongReplyError(Exception):
@@ -148,7 +148,7 @@ def goal_rows(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         found = per_stream_mib(result, way, "forwarder")
         rows.append(
             (
-                GOAL.format(way=way),
+                GOAL.format(mib=result["mib_per_stream"], streams=STREAMS, way=way),
                 f"≤ {GOAL_MIB_PER_STREAM:g} MiB",
                 f"{found.text(2)} MiB",
                 verdict(found.median, GOAL_MIB_PER_STREAM),

@@ -292,7 +292,7 @@ SETUPS: Final = (
         "H",
         "homing run --workers 2",
         2,
-        {"local": KEPT, "remote": STEPS, "inter": ("sat", "paced"), "any": ("fresh",), "placed": ("sat",)},
+        {"local": KEPT, "remote": STEPS, "inter": ("sat", "paced"), "any": ("fresh",)},
         homing_run(),
         homing_missing,
     ),
@@ -302,6 +302,14 @@ SETUPS: Final = (
         2,
         {"remote": KEPT, "inter": ("sat", "paced")},
         homing_run("--no-handoff"),
+        homing_missing,
+    ),
+    Setup(
+        "P",
+        "homing run --workers 2 --start 'GET /start', which places new sessions",
+        2,
+        {"placed": ("sat",)},
+        homing_run("--start=GET /start"),
         homing_missing,
     ),
 )

@@ -11,7 +11,7 @@ import pytest
 from tests.support.gradio_requests import Page
 from tests.support.served import ECOSYSTEM, Served, drive, served
 
-pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(1200)]
 
 APP = "examples.gradio_ledger:app"
 OPTIONS = ("--preset", "gradio", "--no-access-log", "--timeout-graceful-shutdown", "3")
@@ -38,7 +38,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     path, options = request.param
     with tempfile.TemporaryDirectory(prefix="h-") as files:
         env = {"LEDGER_PATH": path, "GRADIO_TEMP_DIR": files, "GRADIO_ANALYTICS_ENABLED": "False"}
-        with served(APP, *OPTIONS, *options, workers=4, programs=ECOSYSTEM, env=env, start_seconds=180) as server:
+        with served(APP, *OPTIONS, *options, workers=4, programs=ECOSYSTEM, env=env, start_seconds=360) as server:
             yield Ledger(server, server.url + path)
 
 

@@ -11,7 +11,7 @@ from tests.support.served import ECOSYSTEM, served
 
 pytestmark = [
     pytest.mark.ecosystem,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium-headless-shell)"),
 ]
 
@@ -44,7 +44,7 @@ def test_pages_keep_their_totals_and_one_whose_worker_died_begins_anew(options: 
         env = {"LEDGER_PATH": "/", "GRADIO_TEMP_DIR": files, "GRADIO_ANALYTICS_ENABLED": "False"}
         options = ("--preset", "gradio", "--timeout-graceful-shutdown", "3", *options)
         app = "examples.gradio_ledger:app"
-        with served(app, *options, workers=4, programs=ECOSYSTEM, env=env, start_seconds=180) as server:
+        with served(app, *options, workers=4, programs=ECOSYSTEM, env=env, start_seconds=360) as server:
             asyncio.run(_visit(server.url))
 
 

@@ -30,7 +30,7 @@ def setup(key: str) -> Setup:
 
 
 def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
-    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H", "--json", f"--out={tmp_path}"]
+    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H,P", "--json", f"--out={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.forwarding.run", *options],
         cwd=ROOT,
@@ -43,7 +43,7 @@ def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> N
     result = json.loads(done.stdout)
     assert result == json.loads((tmp_path / "rounds.json").read_text())
     cells = {(c["setup"], c["mode"], c["load"]): c for c in result["rounds"][0]["cells"]}
-    modes = {("H", mode) for mode in ("local", "remote", "inter", "any", "placed")}
+    modes = {("H", mode) for mode in ("local", "remote", "inter", "any")} | {("P", "placed")}
     assert {key[:2] for key in cells} == {("A", "local"), *modes}
     assert {key[2] for key in cells} == set(LOADS)
     for cell in cells.values():
@@ -79,9 +79,9 @@ def test_bodies_pass_a_forwarder_and_every_goal_that_was_measured_is_on_its_page
     shutil.copytree(ROOT / "benchmarks" / "owners", tmp_path / "owners")
     page = goals.page(tmp_path)
     for way in ("upload", "download"):
-        assert f"20 streams, {way}: extra memory in the forwarder per stream" in page
+        assert f"0.5 MiB on each of 20 streams, {way}: extra memory in the forwarder per stream" in page
     assert "acquire + release of a session, tmpfs" in page
-    assert "Not measured: there is no `forwarding/rounds.json`" in page
+    assert "## `forwarding/rounds.json`\n\nNot measured" in page
 
 
 def test_an_interval_of_a_median_covers_95_percent_where_enough_rounds_allow_it() -> None:

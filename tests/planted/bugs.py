@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.planted.bug import Bug, Change
+from tests.planted.drain_bugs import DRAIN_BUGS
 from tests.planted.episode_bugs import EPISODE_BUGS
 from tests.planted.placement_bugs import PLACEMENT_BUGS
 from tests.planted.web_bugs import WEB_BUGS
@@ -296,4 +297,5 @@ BUGS: Final = (
     *EPISODE_BUGS,
     *PLACEMENT_BUGS,
     *WEB_BUGS,
+    *DRAIN_BUGS,
 )

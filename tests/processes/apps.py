@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ async def halves(request: Request) -> StreamingResponse:
     return StreamingResponse(both())
 
 
+async def block(request: Request) -> JSONResponse:
+    """The event loop stands still until the file is there that the query names."""
+    note("blocked")
+    while not os.path.exists(request.query_params["until"]):
+        time.sleep(0.02)
+    return JSONResponse({"pid": os.getpid()})
+
+
 async def limits(request: Request) -> JSONResponse:
     import resource
 
@@ -70,6 +79,7 @@ app = Starlette(
         Route("/who", who),
         Route("/stream", stream),
         Route("/halves", halves),
+        Route("/block", block),
         Route("/limits", limits),
         Route("/surroundings", surroundings),
     ],

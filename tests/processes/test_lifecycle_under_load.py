@@ -326,9 +326,11 @@ class Load:
         return answer, json.loads(reply.body) if answer == "200" else None
 
 
+@pytest.mark.timeout(300)
 def test_workers_are_killed_paused_and_restarted_under_load_and_the_server_is_stopped() -> None:
     async def test() -> None:
-        async with open_staged(*COUNTING, "--owner-timeout", "2", "--no-access-log", app=COUNTERS, workers=3) as server:
+        options = (*COUNTING, "--owner-timeout", "2", "--no-access-log", "--drain-timeout", "1")
+        async with open_staged(*options, app=COUNTERS, workers=3) as server:
             load = Load(server.server.address)
             async with load.running(clients=6):
                 await load.progress()
@@ -353,7 +355,7 @@ def test_workers_are_killed_paused_and_restarted_under_load_and_the_server_is_st
 
                 load.lost |= {int(match[1]) for match in server.server.log.find(r"app startup (\d+)")}
                 server.server.signal(signal.SIGHUP)
-                await server.server.log.until("all 3 workers were restarted")
+                await server.server.log.until("all 3 workers were restarted", timeout_seconds=200)
                 await server.server.log.until(r"worker \[\d+\] has stopped", 3)
                 await load.progress()
                 late = load.answers - before

@@ -18,9 +18,9 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.support.machines import run_new, run_same
 from tests.support.owner_history import History
 from tests.support.owner_zygote import HANG_SECONDS, DiedError, ForkedWorker, StoppedError, Zygote
 from tests.support.worlds import make_run_directory
@@ -273,27 +273,10 @@ class OwnerHistories(RuleBasedStateMachine):
         self._read_journal()
 
 
-def run(examples: int, steps: int, *, same: bool) -> Counter[str]:
-    """Args: same: the same histories every time."""
-    OwnerHistories.answers = Counter()
-    run_state_machine_as_test(
-        OwnerHistories,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.explicit, Phase.generate],
-            database=None,
-            derandomize=same,
-        ),
-    )
-    return OwnerHistories.answers
-
-
 @pytest.mark.timeout(900)
 def test_any_history_of_workers_keeps_the_promises() -> None:
-    answers = run(200, 50, same=True)
+    OwnerHistories.answers = answers = Counter[str]()
+    run_same(OwnerHistories, 200, 50)
     for seen in ("start: inside", "restore: done", "rewrite_all: done", "restore: SessionMovingError"):
         assert answers[seen], f"no {seen!r} in {answers}"
 
@@ -301,4 +284,4 @@ def test_any_history_of_workers_keeps_the_promises() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_any_longer_history_of_workers_keeps_the_promises() -> None:
-    run(5_000, 80, same=False)
+    run_new(OwnerHistories, 5_000, 80)

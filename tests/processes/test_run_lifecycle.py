@@ -150,7 +150,7 @@ def test_a_rolling_restart_replaces_every_worker_after_its_replacement_serves() 
         after = server.workers()
         assert len(after) == 2
         assert set(after).isdisjoint(before)
-        stops = [i for i, line in enumerate(server.lines) if "stops; its sessions end with it" in line]
+        stops = [i for i, line in enumerate(server.lines) if "drains: its sessions go on" in line]
         starts = [i for i, line in enumerate(server.lines) if "Application startup complete" in line]
         assert starts[2] < stops[0]
         assert starts[3] < stops[1]

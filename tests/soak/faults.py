@@ -27,7 +27,7 @@ from tests.soak.place import MANY_INODES, Place, without_descriptors
 from tests.soak.workers import WATCH_SECONDS, Workers
 from tests.support.raw import WireError, connect, request
 
-_TWO_WORKERS_SECONDS: Final = 60.0
+_TWO_WORKERS_SECONDS: Final = 120.0
 _WALL_CLOCK_SHIFTS: Final = (-86_400.0, -3_600.0, 3_600.0, 86_400.0)
 _GARBAGE: Final = "nobody"
 

@@ -97,7 +97,7 @@ class Fate:
 
     Attributes:
         born: When it was first seen.
-        doomed: When the first signal that ends it was sent, or the restart that replaced it was asked for.
+        doomed: When the first signal that ends it was sent, or it had drained: a restart, or the number of workers, made it leave.
         killed: When SIGKILL was sent: nothing of it runs later.
         exited: When it was gone.
     """

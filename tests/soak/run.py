@@ -45,23 +45,25 @@ FAULT_EVERY_SECONDS: Final = 0.8
 IDLE_SECONDS: Final = 5.0
 OWNER_TIMEOUT_SECONDS: Final = 2.0
 HOP_IDLE_SECONDS: Final = 15.0
+DRAIN_SECONDS: Final = 4.0
 """How long a connection between workers is kept unused: nobody is at rest before that."""
 
 RECOVER_SECONDS: Final = 60.0
 REST_SECONDS: Final = HOP_IDLE_SECONDS + IDLE_SECONDS + 15.0
 
-FD_SLACK: Final = 2
+FD_SLACK: Final = 3  # one of them: the queue of a worker that was taken away, which all others are lent
 TASK_SLACK: Final = 1
 
 OPTIONS: Final = (
     *("--workers", str(WORKERS), "--session", "header:x-session", "--start", "POST /start", "--end", "POST /close"),
     *("--idle", str(IDLE_SECONDS), "--owner-timeout", str(OWNER_TIMEOUT_SECONDS)),
     *("--backlog", "64", "--timeout-keep-alive", "120", "--timeout-graceful-shutdown", "20", "--no-access-log"),
+    *("--drain-timeout", str(DRAIN_SECONDS)),
 )
 
 # What `homing.rundir` says lies in a run directory, once no record is being replaced.
 _EXPECTED_NAME: Final = re.compile(
-    r"[0-9a-f]{32}\.(sock|conn|life|stopping|drained)|owners\.lock|server\.(lock|json)|session-owners|page|first-app"
+    r"[0-9a-f]{32}\.(sock|conn|life|draining|stopping|drained)|owners\.lock|server\.(lock|json)|session-owners|page|first-app|control\.sock"
 )
 
 

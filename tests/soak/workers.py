@@ -20,7 +20,11 @@ from tests.support.servers import ServerProcess
 
 WATCH_SECONDS: Final = 0.1
 _RESTART_OVER: Final = r"workers were restarted|the restart stops"
+_DRAINS: Final = r"worker \[(\d+)\] drains: its sessions go on"
+_DRAINED: Final = r"worker \[(\d+)\](?: has drained|: the time to drain is over)"
 _STOPS: Final = r"worker \[(\d+)\] stops; its sessions end"
+_SEEN_WITHIN_SECONDS: Final = 2.0
+"""How long after a line was logged it is seen here, at most, on a busy machine."""
 
 
 class Workers:
@@ -32,8 +36,9 @@ class Workers:
         self._restarts: list[list[float]] = []
         """When each was asked for, and when it was over."""
         self._restarts_over = 0
-        self._shrinks: list[float] = []
-        self._stops_seen: set[int] = set()
+        self._drains: dict[int, float] = {}
+        """When a worker was seen to drain."""
+        self._ended: set[int] = set()
         self._pidfds: dict[int, int] = {}
 
     def alive(self) -> list[int]:
@@ -54,8 +59,11 @@ class Workers:
         if over > before:
             for restart in self._restarts:
                 restart[1] = min(restart[1], time.monotonic())
-        for match in self._server.log.find(_STOPS):
-            self._stops(int(match[1]))
+        for match in self._server.log.find(_DRAINS):
+            self._drains.setdefault(int(match[1]), time.monotonic())
+        for pattern in (_DRAINED, _STOPS):
+            for match in self._server.log.find(pattern):
+                self._ends(int(match[1]))
         for pid in self._server.worker_pids():
             if pid in self.fates:
                 continue
@@ -64,14 +72,14 @@ class Workers:
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     self._watch(pid)
 
-    def _stops(self, pid: int) -> None:
-        """The supervisor said that it stops this worker: for a restart, which is told by its time, or for SIGTTOU."""
-        if pid in self._stops_seen:
-            return
-        self._stops_seen.add(pid)
+    def _ends(self, pid: int) -> None:
+        """A worker has drained, or was stopped without that: from now on, and not before, its sessions may be gone."""
         fate = self.fates.get(pid)
-        if fate is not None and self._shrinks:
-            fate.doomed = min(fate.doomed, max(fate.born, self._shrinks.pop(0)))
+        if pid in self._ended or fate is None:
+            return
+        self._ended.add(pid)
+        began = self._drains.get(pid, fate.born)
+        fate.doomed = min(fate.doomed, max(began, time.monotonic() - _SEEN_WITHIN_SECONDS))
 
     def _watch(self, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
@@ -81,9 +89,6 @@ class Workers:
 
         def exited() -> None:
             fate.exited = time.monotonic()
-            # A worker that nobody signalled was replaced by a restart that was under way in its life.
-            asked = [max(at, fate.born) for at, over in self._restarts if at <= fate.exited and fate.born <= over]
-            fate.doomed = min([fate.doomed, *asked])
             self._forget(pid)
 
         loop.add_reader(pidfd, exited)
@@ -115,7 +120,6 @@ class Workers:
 
     def shrink(self) -> None:
         """SIGTTOU: one worker fewer; the log says which."""
-        self._shrinks.append(time.monotonic())
         self._server.signal(signal.SIGTTOU)
 
     def close(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -133,6 +135,7 @@ async def browser() -> AsyncIterator[Browser]:
             *("--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         assert process.stderr is not None
         try:
@@ -154,8 +157,10 @@ async def browser() -> AsyncIterator[Browser]:
                     draining.cancel()
                     await asyncio.gather(listening, draining, return_exceptions=True)
         finally:
+            # With its children: one that lives on holds the pipe open, and the pipe's end is waited for.
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                os.killpg(process.pid, signal.SIGKILL)
+            await _drain(process.stderr)
             await process.wait()
 
 

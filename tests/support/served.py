@@ -77,7 +77,7 @@ class Served:
         """Ask it to stop, wait, and leave no process of it behind."""
         self.process.terminate()
         try:
-            self.process.wait(40)
+            self.process.wait(120)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"the server did not stop on SIGTERM:\n{self.log}") from error
         finally:

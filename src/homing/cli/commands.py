@@ -27,7 +27,7 @@ class _Commands(click.Group):
     """Sub-commands that are imported when they are named, so `homing --version` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "ps", "top", "demo", *sorted(_added())]
+        return ["run", "ps", "top", "drain", "demo", *sorted(_added())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         match cmd_name:
@@ -43,6 +43,10 @@ class _Commands(click.Group):
                 from homing.cli.ps import top
 
                 return top
+            case "drain":
+                from homing.cli.drain import drain
+
+                return drain
             case "demo":
                 from homing.cli.demo import demo
 

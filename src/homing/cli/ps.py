@@ -177,6 +177,7 @@ def as_document(server: Server, now: float) -> dict[str, Any]:
                 "adopted": figures.adopted,
                 "answers": dict(sorted(figures.answers.items())),
                 "lag_seconds": round(figures.lag_seconds, 6),
+                "draining": figures.draining,
             }
             for figures in server.alive
         ],
@@ -222,7 +223,7 @@ def workers_table(server: Server, now: float, rates: dict[str, float] | None = N
     table = _table(*names, title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}")
     for figures in server.alive:
         cells = [
-            figures.worker[:8] + (" (silent)" if is_stale(figures, now) else ""),
+            figures.worker[:8] + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
             str(figures.pid),
             f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
             f"{figures.serving:,}",

@@ -368,7 +368,7 @@ class GymnasiumServer(SessionServer[Hosted]):
     async def _answer_spaces(self, request: Request) -> Response:
         worker = self.router.worker
         # In a thread, since it lists the run directory.
-        workers = [] if worker is None else sorted(await asyncio.to_thread(worker.all_of_server))
+        workers = [] if worker is None else sorted([worker.id, *await asyncio.to_thread(worker.others_to_start_at)])
         content = {**self.env_kind.description, "workers": workers}
         return _reply(content, asks_for_binary(request.headers.get("accept")))
 

@@ -8,6 +8,7 @@ Not here: what the decision is (`decision.py`, a plain function), and running th
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, assert_never, cast
@@ -189,6 +190,8 @@ class Routing:
         if named.worker is not None and named.worker != self._worker.id and self._reason is None:
             await self._send_to_named(named.worker)
             return None
+        if named.worker is None and await self._begun_elsewhere():
+            return None
         if self._start is not None and named.worker is None and await self._start.placed():
             return None
         return self._serve_nameless()
@@ -223,6 +226,8 @@ class Routing:
                 case Serve():
                     continue
                 case Acquire():
+                    if await self._begun_elsewhere():
+                        return None
                     if self._start is not None and await self._start.placed():
                         return None
                     request = RoutedRequest(worker, self._named, session_id)
@@ -371,6 +376,27 @@ class Routing:
         if handled and reason is Reason.OWNED:
             self.forwarded_to = owner
         return handled
+
+    async def _begun_elsewhere(self) -> bool:
+        """This worker is to leave, so what may begin a session here is sent to another. False: it begins here after all."""
+        if not self._worker.draining or self._start is not None:
+            return False  # a declared start is placed (`starts.py`)
+        if self._reason is not None:
+            return False  # what a peer sends is never passed on
+        others = self._worker.others_to_start_at()
+        if not others:
+            return False
+        try:
+            return await self._worker.forwarder.forward(
+                random.choice(others),  # noqa: S311 - a place needs no secrecy
+                Reason.PLACED,
+                note_of(self._named),
+                self._scope,
+                self._kept(),
+                self._send,
+            )
+        except OwnerRefusedError:
+            return False
 
     async def _scattered(self) -> bool:
         """Test mode: a request that arrived at the right worker makes a detour through a wrong one."""

@@ -86,6 +86,7 @@ class Worker:
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
         answers: Replies of homing's own, by their code.
+        draining: No session begins here any more, and those that are here go on: this worker is to leave.
         went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
     """
@@ -108,6 +109,7 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
+        self.draining = False
         self.went_idle: set[str] = set()
         if hasattr(lifetimes, "on_idle"):
             lifetimes.on_idle = self.went_idle.add
@@ -193,6 +195,18 @@ class Worker:
         self._say("serves")
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
+
+    def begin_draining(self) -> None:
+        """From now on no session begins here, if another worker takes it. Those that are here go on."""
+        self.draining = True
+        if self.placement is not None:
+            self.placement.drain()
+        self._mark("draining")
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions of this worker that have not ended, and starts under way."""
+        return max(0, len(self.owners) - self.count_ended()) + self.starting
 
     async def drain(self) -> None:
         """Wait until nothing is served for other workers, and, if the server is stopping, until they have drained.
@@ -293,12 +307,19 @@ class Worker:
 
     def another(self, *, than: WorkerId | None = None) -> WorkerId | None:
         """Some other live worker, for the test mode; None if there is none. Lists the run directory: a few files."""
-        others = [each for each in self.all_of_server() if each not in (self.id, than)]
+        others = [each for each in self.run_directory.live_workers() if each not in (self.id, than)]
+        others = [each for each in others if self._serves_same(each)]
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
-    def all_of_server(self) -> list[WorkerId]:
-        """Every live worker of this server, this one included. Lists the run directory, with all of its records."""
-        return [each for each in self.run_directory.live_workers() if self._serves_same(each)]
+    def others_to_start_at(self) -> list[WorkerId]:
+        """Live workers that neither drain nor stop: where a session may begin. Lists the run directory: a few files.
+
+        Raises:
+            DirectoryError: they cannot be told.
+        """
+        leaving = self.run_directory.marks("draining") | self.run_directory.marks("stopping")
+        others = [each for each in self.run_directory.live_workers() if each != self.id and each not in leaving]
+        return [each for each in others if self._serves_same(each)]
 
     def _serves_same(self, worker_id: WorkerId) -> bool:
         return self.run_directory.app_of(worker_id) == self._app

@@ -5,7 +5,8 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     <worker ID>.sock       the private socket of a worker
     <worker ID>.conn       where a worker is given connections
     <worker ID>.life       locked exclusively by that worker while it lives
-    <worker ID>.stopping   marks that workers set for each other; also `.drained`
+    <worker ID>.stopping   marks that workers set for each other; also `.draining`, `.drained`
+    control.sock           where the supervisor is asked to drain a worker
     page, server.json      what workers and supervisor say of themselves
     board, permits         what workers tell each other to place new sessions, and the limit of these
     server.lock            held by the supervisor while its server runs
@@ -30,6 +31,7 @@ from homing.rundir.leftovers import SERVER_LOCK, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
     BOARD_NAME,
+    CONTROL_SOCKET,
     EPISODES_DIR,
     MAX_SOCKET_PATH_BYTES,
     PAGE_NAME,
@@ -49,6 +51,7 @@ from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblin
 
 __all__ = [
     "BOARD_NAME",
+    "CONTROL_SOCKET",
     "EPISODES_DIR",
     "MAX_SOCKET_PATH_BYTES",
     "PAGE_NAME",

@@ -19,6 +19,7 @@ from homing.errors import RunDirectoryError
 from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory
 from homing.rundir.names import (
     BOARD_NAME,
+    CONTROL_SOCKET,
     EPISODES_DIR,
     PAGE_NAME,
     PERMITS_NAME,
@@ -121,6 +122,7 @@ _OURS: Final = frozenset(
         SESSION_OWNERS_DIR,
         SITES_DIR,
         EPISODES_DIR,
+        CONTROL_SOCKET,
         "owners.lock",
         BEGUN_BY,
         FIRST_APP,

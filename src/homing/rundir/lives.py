@@ -19,7 +19,7 @@ from homing.rundir.names import is_worker_id
 from homing.types import WorkerId
 
 _LIFE_NAME = re.compile(r"([0-9a-f]{32})\.life")
-_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|conn|stopping|drained)")
+_FILE_NAME = re.compile(r"([0-9a-f]{32})\.(?:life|sock|conn|draining|stopping|drained)")
 
 _MAX_APP_BYTES: Final = 256
 
@@ -235,7 +235,7 @@ class RunDirectory:
             return 0.0
 
     def mark(self, worker_id: WorkerId, state: str) -> None:
-        """Say for all to see that a worker is "stopping" or "drained". Twice is fine.
+        """Say for all to see that a worker is "draining", "stopping" or "drained". Twice is fine.
 
         Raises:
             DirectoryError: the mark cannot be made.
@@ -255,7 +255,7 @@ class RunDirectory:
             ) from error
 
     def marks(self, state: str) -> set[WorkerId]:
-        """The workers that are marked "stopping" or "drained", dead ones too."""
+        """The workers that are marked so, dead ones too."""
         suffix = f".{_state(state)}"
         names = (name.removesuffix(suffix) for name in self.names() if name.endswith(suffix))
         return {WorkerId(name) for name in names if is_worker_id(name)}
@@ -293,8 +293,8 @@ class RunDirectory:
 
 
 def _state(state: str) -> str:
-    if state not in {"stopping", "drained"}:
-        raise ValueError(f'a mark is "stopping" or "drained", not {state!r}')
+    if state not in {"draining", "stopping", "drained"}:
+        raise ValueError(f'a mark is "draining", "stopping" or "drained", not {state!r}')
     return state
 
 

@@ -28,6 +28,8 @@ SERVER_DESCRIPTION: Final = "server.json"
 PAGE_NAME: Final = "page"
 """What the workers say of themselves (`homing.watch`)."""
 
+CONTROL_SOCKET: Final = "control.sock"
+"""Where the supervisor is asked to drain a worker (`homing.runtime.control`)."""
 BOARD_NAME: Final = "board"
 """What the workers tell each other, to place new sessions (`homing.placement`)."""
 

@@ -35,14 +35,17 @@ from homing.placement import POLICIES
 from homing.routing.options import DAY_SECONDS, RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RunConfig
+from homing.runtime.control import Control
 from homing.runtime.dashboard import serve_dashboard
+from homing.runtime.link import FromWorker, Loaded
+from homing.runtime.listeners import Listeners
 from homing.runtime.metrics import serve_metrics
 from homing.runtime.metrics_route import check_metrics_route
 from homing.runtime.secret import keep_server_secret, make_server_secret
 from homing.runtime.server_directory import open_server_directory
 from homing.runtime.supervisor import raise_open_files_limit, serve
 from homing.runtime.underneath import check_uvicorn
-from homing.runtime.worker import HomingServer, Loaded, Ready
+from homing.runtime.worker import HomingServer
 from homing.watch import Description, describe
 from homing.watch.metrics import check_prometheus
 
@@ -68,6 +71,7 @@ OWN_APPS_OPTIONS: Final = (
     "queue_seconds",
     "scatter",
     "no_handoff",
+    "drain_seconds",
     "metrics_port",
     "metrics_route",
     "dashboard_port",
@@ -216,6 +220,15 @@ def own_options() -> list[OwnOption]:
             "that keeps asking for sessions of one other worker moves there.",
         ),
         OwnOption(
+            ["--drain-timeout", "drain_seconds"],
+            metavar="SECONDS",
+            type=click.FloatRange(min=0),
+            default=300.0,
+            show_default=True,
+            help="How long the sessions of a worker go on that is to leave (homing drain, SIGHUP, SIGTTOU) before they end "
+            "with it; 0: at once.",
+        ),
+        OwnOption(
             ["--no-sessions"], is_flag=True, help="Several workers without routing: any worker serves any request."
         ),
         OwnOption(
@@ -328,6 +341,7 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
             check_metrics_route(config.metrics_route, config.routing)
         # The test mode sends each request astray on purpose; a connection that moved would not go astray again.
         config.handoff = workers > 1 and not (own["no_handoff"] or own["scatter"])
+    config.drain_seconds = own["drain_seconds"]
     make_server_secret()
     try:
         if workers > 1:
@@ -487,21 +501,23 @@ def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None
         if config.routing is not None:
             path = stack.enter_context(open_server_directory(run_dir))
             config.routing = replace(config.routing, socket_dir=path)
-        listener = stack.enter_context(config.bind_socket())
+        listeners = stack.enter_context(Listeners(config.bind_socket()))
+        control = None
         if path is not None:
-            stack.enter_context(describe(path, _description(config, listener)))
+            control = stack.enter_context(Control(path))
+            stack.enter_context(describe(path, _description(config, listeners.bound)))
             if metrics_port is not None:
                 stack.enter_context(serve_metrics(path, metrics_port))
             if dashboard_port is not None:
                 stack.enter_context(serve_dashboard(path, dashboard_port))
 
         def announce_both(loaded: Loaded) -> None:
-            config.announce_address(listener)
+            config.announce_address(listeners.bound)
             announce(config, path, loaded.routing)
 
         # Between here and the supervisor's own handlers, Ctrl-C still ends the process; the stack closes what is open.
         with contextlib.suppress(KeyboardInterrupt):
-            serve(config, [listener], announce_both)
+            serve(config, listeners, announce_both, control)
 
 
 def _description(config: RunConfig, listener: socket.socket) -> Description:
@@ -550,6 +566,6 @@ def _serve_reloaded(config: RunConfig, sockets: list[socket.socket]) -> None:
         sys.exit(STARTUP_FAILURE)
 
 
-def _told(config: RunConfig, what: Loaded | Ready) -> None:
+def _told(config: RunConfig, what: FromWorker) -> None:
     if isinstance(what, Loaded):
         announce(config, None, what.routing)

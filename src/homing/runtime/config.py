@@ -49,6 +49,7 @@ class RunConfig(Config):
         routed_by: Who says how sessions are told, once the app is loaded.
         handoff: Connections may move to the worker whose sessions they ask for.
         handoffs: How they do, once the worker serves.
+        drain_seconds: How long the sessions of a worker that is to leave go on.
         metrics_route: The path of the server's metrics on the public port.
     """
 
@@ -60,6 +61,7 @@ class RunConfig(Config):
         self.routed_by = RoutedBy.HOMING_RUN
         self.handoff = False
         self.handoffs: Handoffs | None = None
+        self.drain_seconds = 0.0
         self.metrics_route: str | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):

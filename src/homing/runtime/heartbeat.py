@@ -30,6 +30,11 @@ class Heartbeat:
             return False
         return self._sent_at is None or self._clock.monotonic() - self._sent_at >= self._interval_seconds
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the last ping has not been answered yet."""
+        return not self._answered
+
     def sent(self) -> None:
         """A ping is on its way."""
         self._sent_at = self._clock.monotonic()

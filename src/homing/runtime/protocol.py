@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from homing.identity import HEAD_LENGTH_SCOPE_KEY
+from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.routing.middleware import ABORT_SCOPE_KEY, FORWARDED_SCOPE_KEY
 from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
 from homing.types import WorkerId
@@ -99,6 +100,8 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     # What is mostly so stands on the class.
     _moves = 0
     _requests = 0
+    _last = False
+    """This worker leaves, and the connection cannot move: the reply to its next request is the last."""
     _asked_for: WorkerId | None = None
     """The other worker that handled the connection's last request; what follows says how many in a row."""
     _asked_at = 0
@@ -113,6 +116,8 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             scope[FORWARDED_SCOPE_KEY] = self.forwarded
         super().on_headers_complete()
         cycle = self.cycle
+        if self._last and cycle is not None:
+            cycle.keep_alive = False
         # A HEAD's reply is complete without another write, and the protocol may close the connection at once after it.
         if cycle is not None and cycle.scope is scope and scope["method"] != "HEAD":
             self._replies.begin()
@@ -148,8 +153,15 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
 
     def _move(self, owner: WorkerId) -> None:
         """Give the connection to `owner`, if it is idle; else it stays, and the next forwarded request tries again."""
+        if self._handoffs is not None and self._is_idle():
+            self._give(self._handoffs, owner, self._moves + 1)
+
+    def _is_idle(self) -> bool:
+        """The last reply has left in full, if there was a request at all, and nothing of a next one was read."""
         cycle = self.cycle
-        idle = (
+        if cycle is None:
+            return self.scope is None and not self.transport.is_closing()
+        return bool(
             self.scope is cycle.scope  # nothing of a next request was read
             and cycle.response_complete
             and not cycle.more_body
@@ -158,13 +170,50 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
             and self._replies.empty
         )
-        if not idle or self._handoffs is None:
-            return
+
+    def _give(self, handoffs: Handoffs, to: WorkerId, moves: int) -> bool:
         descriptor = self.transport.get_extra_info("socket").fileno()
-        if self._handoffs.give(owner, descriptor, self._moves + 1):
-            # Nothing can have been read in between: this is one block without an await.
-            self._unset_keepalive_if_required()
-            self.transport.abort()
+        if not handoffs.give(to, descriptor, moves):
+            return False
+        # Nothing can have been read in between: this is one block without an await.
+        self._unset_keepalive_if_required()
+        self.transport.abort()
+        return True
+
+    # --- as this worker leaves ---
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it could move to another worker once it is idle. Its worker leaving, it may do so once more than otherwise."""
+        return self.scheme == "http" and getattr(self.config, "handoffs", None) is not None
+
+    @property
+    def has_asked(self) -> bool:
+        """A request has begun on it."""
+        return self.scope is not None
+
+    @property
+    def session_id(self) -> str | None:
+        """The session of the last request that was served here."""
+        found: str | None = None if self.cycle is None else self.cycle.scope.get(SESSION_ID_SCOPE_KEY)  # type: ignore[assignment]
+        return found
+
+    @property
+    def asks_for(self) -> WorkerId | None:
+        """The other worker that handled a request of this connection last."""
+        return self._asked_for
+
+    def leave(self, to: WorkerId) -> bool:
+        """Give the connection to `to`, if it is idle; else it stays."""
+        handoffs: Handoffs | None = getattr(self.config, "handoffs", None)
+        if handoffs is None or not self.can_leave or not self._is_idle():
+            return False
+        # One that has moved has its time to stay idle begun; one that was only just made has not.
+        return self._give(handoffs, to, self._moves if self.cycle is None else max(1, self._moves))
+
+    def answer_last(self) -> None:
+        """The connection stays, so its client is told with the next reply to make another."""
+        self._last = True
 
     def send_400_response(self, msg: str) -> None:
         self._replies.flush()

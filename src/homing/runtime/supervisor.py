@@ -1,13 +1,14 @@
 """The process that starts a server's workers, watches them, replaces them and stops them.
 
-A small subclass of uvicorn's supervisor: its signals and its words, with three differences. A worker that does not
+A small subclass of uvicorn's supervisor: its signals and its words, with these differences. A worker that does not
 answer never delays the others or a signal (uvicorn waits for each answer in turn). A replacement that fails to start is
 tried again while the other workers keep their sessions (uvicorn stops the whole server). A rolling restart goes on
-beside everything else, however long an old worker drains.
+beside everything else, however long an old worker drains; and it drains: its sessions go on until they end, or for
+`drain_seconds`. A queue of connections that no worker of its own accepts from is lent to the others.
 
 The invariant: when `serve` returns or raises, no worker is left.
 
-Not here: the run directory (`server_directory.py`), and what a worker does (`worker.py`).
+Not here: the run directory (`server_directory.py`), one worker as seen from here (`process.py`), and what it does (`worker.py`).
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing import Pipe, connection
+from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Final
 
-from uvicorn._subprocess import get_subprocess
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
-from homing.runtime.heartbeat import Heartbeat
-from homing.runtime.worker import Failed, Loaded, Ready, WorkerMain, raise_failure
+from homing.runtime.control import Asker, Control, Progress
+from homing.runtime.link import Failed, Loaded, raise_failure
+from homing.runtime.listeners import Listener, Listeners
+from homing.runtime.process import PING_SECONDS, Worker
 
 logger = logging.getLogger(__name__)
 
-TICK_SECONDS: Final = 0.5
+TICK_SECONDS: Final = PING_SECONDS
 FORCED_STOP_SECONDS: Final = 5.0
 _FIRST_RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 30.0
@@ -49,110 +51,55 @@ def raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Worker:
-    """A worker process as its supervisor sees it. Owns the process and this end of the link; `close` once it exited."""
-
-    def __init__(self, config: RunConfig, sockets: list[socket.socket]) -> None:
-        self._link, theirs = Pipe()
-        self._process = get_subprocess(config, WorkerMain(config, theirs), sockets)
-        self._process.start()
-        # The worker sees this process die only if nobody else holds the worker's end.
-        theirs.close()
-        self._heartbeat = Heartbeat(TICK_SECONDS)
-        self.loaded: Loaded | None = None
-        self.ready = False
-        self.failed: Failed | None = None
-        self.stopping = False
-
-    def __repr__(self) -> str:
-        state = "stopping" if self.stopping else "ready" if self.ready else "starting"
-        return f"<Worker {self.pid}: {state}>"
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
-        return self._process.exitcode
-
-    @property
-    def wait_handles(self) -> list[connection.Connection | int]:
-        """What becomes readable when the worker says something or exits."""
-        return [self._process.sentinel] if self._link.closed else [self._link, self._process.sentinel]
-
-    def listen(self) -> None:
-        """Take in what the worker said since last time. Does not wait."""
-        with contextlib.suppress(EOFError, OSError):
-            while not self._link.closed and self._link.poll(0):
-                message = self._link.recv()
-                self._heartbeat.heard()
-                if isinstance(message, Loaded):
-                    self.loaded = message
-                elif isinstance(message, Ready):
-                    self.ready = True
-                elif isinstance(message, Failed):
-                    self.failed = message
-            return
-        self._link.close()
-
-    def is_hung(self, timeout_seconds: float) -> bool:
-        """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
-        if self._heartbeat.due():
-            with contextlib.suppress(OSError):
-                self._link.send(b"ping")
-                self._heartbeat.sent()
-        return self._heartbeat.missed(timeout_seconds)
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self.exit_code is None:
-                os.kill(self.pid, number)
-
-    def stop(self) -> None:
-        """Ask it to finish what it serves and exit."""
-        self.stopping = True
-        self.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it now, and wait until it is gone."""
-        self._process.kill()
-        self._process.join()
-
-    def close(self) -> None:
-        """Release what is left of an exited worker. Safe to call twice."""
-        self._link.close()
-        with contextlib.suppress(ValueError):
-            self._process.join()
-            self._process.close()
-
-
 @dataclass
 class _Slot:
-    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try."""
+    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try.
 
+    Attributes:
+        asking: Who asked for its worker to leave.
+    """
+
+    listener: Listener
     worker: Worker | None
     replacement: Worker | None = None
     failures: int = 0
     retry_at: float = 0.0
+    asking: list[Asker] = field(default_factory=list)
+
+    def tell(self, progress: Progress) -> None:
+        for asker in self.asking:
+            asker.tell(progress)
 
 
 class Supervisor(Multiprocess):
     """Run a server's workers until a signal says to stop.
 
-    Borrows `sockets`; owns its workers. `announce` is called once, when the first worker has loaded the app: what
-    cannot be loaded ends in one line, with nothing said before it.
+    Borrows `listeners` and `control`; owns its workers. `announce` is called once, when the first worker has loaded the app:
+    what cannot be loaded ends in one line, with nothing said before it.
+
+    Args:
+        control: Where it can be asked to drain a worker; None: nowhere.
     """
 
     config: RunConfig
 
-    def __init__(self, config: RunConfig, sockets: list[socket.socket], announce: Callable[[Loaded], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        listeners: Listeners,
+        announce: Callable[[Loaded], None],
+        control: Control | None = None,
+    ) -> None:
         # Where SIGTTIN and SIGTTOU add and remove workers, `processes_num` is the count.
-        super().__init__(config, sockets)
+        super().__init__(config, [listeners.bound])
+        self._listeners = listeners
+        self._control = control
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
         self._to_restart: list[_Slot] = []
+        self._all_restart = False
+        self._leaving: dict[int, tuple[list[Asker], int]] = {}
+        """Who asked for a worker that drains now to leave, and its replacement's process ID."""
         self._announce: Callable[[Loaded], None] | None = announce
         self._all_were_ready = False
         self._failure: Failed | None = None
@@ -169,10 +116,11 @@ class Supervisor(Multiprocess):
         with self._signal_wakeups() as wakeups:
             try:
                 for _ in range(self.processes_num):
-                    self._slots.append(_Slot(self._start_worker()))
+                    self._add_slot()
                 while not self.should_exit.is_set():
                     self._wait(wakeups)
                     self.handle_signals()
+                    self._hear_askers()
                     self.keep_subprocess_alive()
                 self._stop_all(wakeups)
             finally:
@@ -192,6 +140,7 @@ class Supervisor(Multiprocess):
         for slot in self._slots:
             self._look_at(slot)
         self._go_on_restarting()
+        self._lend_queues()
         if self._announce is not None:
             loaded = next((worker.loaded for worker in self._workers() if worker.loaded is not None), None)
             if loaded is not None:
@@ -205,7 +154,7 @@ class Supervisor(Multiprocess):
         worker = slot.worker
         if worker is None:
             if time.monotonic() >= slot.retry_at:
-                slot.worker = self._start_worker()
+                slot.worker = self._start_worker(slot.listener)
             return
         if worker.ready:
             slot.failures = 0
@@ -229,7 +178,7 @@ class Supervisor(Multiprocess):
         if worker.ready:
             fields = {"event": "worker_exited", "pid": pid, "exit_code": exit_code}
             logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code), extra=fields)
-            slot.worker = self._start_worker()
+            slot.worker = self._start_worker(slot.listener)
             _say_replaced(pid, slot.worker.pid)
             return
         if not self._all_were_ready:
@@ -249,11 +198,35 @@ class Supervisor(Multiprocess):
                 worker.kill()
             if worker.exit_code is not None:
                 logger.info("worker [%d] has stopped", worker.pid, extra={"event": "worker_stopped", "pid": worker.pid})
+                askers, replacement = self._leaving.pop(worker.pid, ((), 0))
+                for asker in askers:
+                    asker.tell(_end_of(worker, replacement))
                 worker.close()
                 self._retiring.remove(worker)
+                continue
+            if worker.overdue and worker.left is None:
+                logger.warning("worker [%d] stops; its sessions end with it", worker.pid)
+                worker.stop()
 
-    def _start_worker(self) -> Worker:
-        return Worker(self.config, self.sockets)
+    def _add_slot(self) -> None:
+        listener = self._listeners.take()
+        self._slots.append(_Slot(listener, self._start_worker(listener)))
+
+    def _start_worker(self, listener: Listener) -> Worker:
+        return Worker(self.config, listener)
+
+    def _lend_queues(self) -> None:
+        """Lend the queues that no worker of their own accepts from to all workers that do accept."""
+        if self._listeners.shared:
+            return
+        alone = [
+            slot.listener
+            for slot in self._slots
+            if not any(worker is not None and worker.accepts for worker in (slot.worker, slot.replacement))
+        ]
+        lent = {each.number: each for each in (*alone, *self._listeners.spare) if each.opened}
+        for worker in self._workers():
+            worker.lend({number: each for number, each in lent.items() if each is not worker.listener})
 
     def _workers(self) -> list[Worker]:
         return [
@@ -263,6 +236,8 @@ class Supervisor(Multiprocess):
 
     def _wait(self, wakeups: socket.socket) -> None:
         handles: list[connection.Connection | socket.socket | int] = [wakeups]
+        if self._control is not None and not self.should_exit.is_set():
+            handles += self._control.handles
         for worker in self._workers():
             # What an exited worker leaves stays readable: waiting for it again would not wait.
             if worker.exit_code is None:
@@ -287,9 +262,31 @@ class Supervisor(Multiprocess):
     # --- signals ---
 
     def restart_all(self) -> None:
-        """Begin a rolling restart (SIGHUP): each worker's replacement serves before the worker is asked to stop."""
-        if not self._to_restart:
-            self._to_restart = list(self._slots)
+        """Begin a rolling restart (SIGHUP): each worker's replacement serves before the worker is asked to leave.
+
+        Asked for again meanwhile, the workers that were replaced already, or whose replacement has started, have their turn
+        once more: what they serve may have changed since.
+        """
+        self._all_restart = True
+        begun = self._to_restart[:1] if self._to_restart and self._to_restart[0].replacement is not None else []
+        waiting = self._to_restart[len(begun) :]
+        self._to_restart = [*begun, *waiting, *(slot for slot in self._slots if slot not in waiting)]
+
+    def _hear_askers(self) -> None:
+        """Take what was asked over the control socket: a planned restart of one worker."""
+        if self._control is None:
+            return
+        for asker, request in self._control.take():
+            slot = next((each for each in self._slots if each.worker and each.worker.pid == request.drain), None)
+            if slot is None:
+                leaves = any(worker.pid == request.drain for worker in self._retiring)
+                why = "drains already" if leaves else "is no worker of this server that serves"
+                asker.tell(Progress("refused", why=f"process {request.drain} {why}"))
+                continue
+            slot.asking.append(asker)
+            asker.tell(Progress("waiting"))
+            if slot not in self._to_restart:
+                self._to_restart.append(slot)
 
     def _go_on_restarting(self) -> None:
         if not self._to_restart:
@@ -301,12 +298,15 @@ class Supervisor(Multiprocess):
         if self._retiring or slot.worker is None:
             return  # one at a time: memory for one more worker, not for twice as many
         if slot.replacement is None:
-            slot.replacement = self._start_worker()
+            slot.replacement = self._start_worker(slot.listener)
+            slot.tell(Progress("starting", slot.replacement.pid))
             return
         new = slot.replacement
         if new.ready:
             old, slot.worker, slot.replacement = slot.worker, new, None
             _say_replaced(old.pid, new.pid)
+            slot.tell(Progress("draining", new.pid))
+            self._leaving[old.pid], slot.asking = (slot.asking, new.pid), []
             self._retire(old)
             self._restarted()
         elif new.exit_code is not None:
@@ -315,33 +315,46 @@ class Supervisor(Multiprocess):
             logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
             new.close()
             slot.replacement = None
+            for each in self._to_restart:
+                each.tell(Progress("failed", why=f"a new worker could not start: {line}"))
+                each.asking = []
             self._to_restart.clear()
+            self._all_restart = False
 
     def _restarted(self) -> None:
         """The first of the slots to restart is done with."""
         self._to_restart.pop(0)
-        if not self._to_restart:
+        if not self._to_restart and self._all_restart:
+            self._all_restart = False
             logger.info("all %d workers were restarted", len(self._slots))
 
     def _retire(self, worker: Worker) -> None:
-        logger.info("worker [%d] stops; its sessions end with it", worker.pid)
-        worker.stop()
+        seconds = self.config.drain_seconds
+        if worker.ready and seconds > 0:
+            logger.info("worker [%d] drains: its sessions go on until they end, for %g s at most", worker.pid, seconds)
+            worker.drain(seconds)
+        else:
+            logger.info("worker [%d] stops; its sessions end with it", worker.pid)
+            worker.stop()
         self._retiring.append(worker)
 
     def handle_ttin(self) -> None:
         """SIGTTIN: one worker more."""
         self.processes_num += 1
         logger.info("Received SIGTTIN, there are now %d workers.", self.processes_num)
-        self._slots.append(_Slot(self._start_worker()))
+        self._add_slot()
 
     def handle_ttou(self) -> None:
-        """SIGTTOU: one worker fewer, and its sessions end."""
+        """SIGTTOU: one worker fewer, once it has drained."""
         if self.processes_num <= 1:
             logger.info("Received SIGTTOU, but one worker has to stay.")
             return
         self.processes_num -= 1
         logger.info("Received SIGTTOU, there are now %d workers.", self.processes_num)
         slot = self._slots.pop()
+        self._listeners.give_back(slot.listener)
+        if slot.worker is not None:
+            self._leaving[slot.worker.pid] = (slot.asking, 0)
         for worker in (slot.replacement, slot.worker):
             if worker is not None:
                 self._retire(worker)
@@ -380,20 +393,30 @@ def _exit_text(exit_code: int | None) -> str:
     return f"exit code {exit_code}"
 
 
+def _end_of(worker: Worker, replacement: int) -> Progress:
+    """What to say of a worker that was to drain, and has exited."""
+    if worker.left is None:
+        why = f"worker [{worker.pid}] exited before it had drained ({_exit_text(worker.exit_code)}); its sessions are gone"
+        return Progress("failed", replacement, why=why)
+    return Progress("drained", replacement, sessions=worker.left)
+
+
 def _startup_line(pid: int, exit_code: int | None) -> str:
     if exit_code == STARTUP_FAILURE:
         return "the app's start-up failed; its own message is above"
     return f"worker [{pid}] exited before it could serve ({_exit_text(exit_code)})"
 
 
-def serve(config: RunConfig, sockets: list[socket.socket], announce: Callable[[Loaded], None]) -> None:
-    """Run the workers of `config` on `sockets` until a signal stops the server. `announce`: as for `Supervisor`.
+def serve(
+    config: RunConfig, listeners: Listeners, announce: Callable[[Loaded], None], control: Control | None = None
+) -> None:
+    """Run the workers of `config` until a signal stops the server. The other arguments: as for `Supervisor`.
 
     Raises:
         ConfigurationError, StartupError: as `Supervisor.run`.
     """
     raise_open_files_limit()
     try:
-        Supervisor(config, sockets, announce).run()
+        Supervisor(config, listeners, announce, control).run()
     except OSError as error:
         raise StartupError(f"cannot start a worker: {error}") from error

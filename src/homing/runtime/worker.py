@@ -1,10 +1,10 @@
 """One serving process: uvicorn's server, what it tells its supervisor, and its end when the supervisor is gone.
 
-A worker and its supervisor share one pair of connected sockets and nothing else. The supervisor sends `ping`; the
-worker sends `Loaded`, `Ready`, `Pong` and `Failed`. Its end is the other's death: a worker whose supervisor was killed
-stops within `ORPHAN_SECONDS`, since nobody is left who could restart it or remove its directory.
+A worker whose supervisor was killed stops within `ORPHAN_SECONDS`, since nobody is left who could restart it or remove its
+directory.
 
-Not here: starting and replacing workers (`supervisor.py`).
+Not here: starting and replacing workers (`supervisor.py`), what the two say to each other (`link.py`), and how a worker leaves
+while its server goes on (`leaving.py`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from socket import socket
+from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
+from types import FrameType
 from typing import Final
 
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import Server
 
 from homing.errors import ConfigurationError, HomingError, StartupError
-from homing.routing.worker import current_worker
+from homing.routing.worker import GRACEFUL_SECONDS, current_worker
 from homing.rundir import close_after_fork
-from homing.runtime.config import RoutedBy, RunConfig, address_line
+from homing.runtime.accepting import Accepting
+from homing.runtime.config import RunConfig, address_line
 from homing.runtime.handoff import Handoffs
+from homing.runtime.leaving import Leave
+from homing.runtime.link import Drained, FromWorker, Leaving, Loaded, Ready, SupervisorLink, failure
 from homing.runtime.protocol import HomingHttpToolsProtocol
 from homing.runtime.publisher import Publisher
 from homing.runtime.secret import keep_server_secret
@@ -42,54 +46,19 @@ ORPHAN_SECONDS: Final = 4.0
 _ORPHAN_GRACE_SECONDS: Final = 2.5
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The app was loaded and can be routed; its start-up follows."""
-
-    routing: RoutedBy
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The app has started and the worker accepts requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """The worker is alive enough to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The worker cannot serve. `usage` tells a mistake on the command line from an app or address that failed."""
-
-    line: str
-    usage: bool
-
-
-def failure(error: HomingError) -> Failed:
-    """What a worker says about an error it stops for."""
-    return Failed(str(error), usage=isinstance(error, ConfigurationError))
-
-
-def raise_failure(failed: Failed) -> None:
-    """The same error again, in the supervisor.
-
-    Raises:
-        ConfigurationError, StartupError: as it was raised in the worker.
-    """
-    raise ConfigurationError(failed.line) if failed.usage else StartupError(failed.line)
-
-
 class HomingServer(Server):
     """uvicorn's server, which also says when the app is loaded and when it serves, and which port it could not have."""
 
     config: RunConfig
 
-    def __init__(self, config: RunConfig, told: Callable[[Loaded | Ready], None]) -> None:
+    def __init__(self, config: RunConfig, told: Callable[[FromWorker], None]) -> None:
         super().__init__(config)
         self._tell = told
         self._publisher: Publisher | None = None
+        self._accepting: Accepting | None = None
+        self._leave: Leave | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._signalled = False
 
     def run(self, sockets: list[socket] | None = None) -> None:
         self.config.check_loop()
@@ -99,24 +68,72 @@ class HomingServer(Server):
         self._tell(Loaded(self.config.routed_by))
         try:
             await super().startup(sockets=sockets)
+            if self.started and not all(map(_listens, sockets or ())):
+                # uvloop tells nobody that it could not.
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))  # noqa: TRY301
         except OSError as error:
             # Two servers may bind one port as long as neither listens; the second to listen finds out here.
             if error.errno != errno.EADDRINUSE:
                 raise
+            self.started = False
             await self.lifespan.shutdown()
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
             self._open_handoffs()
+            self._accepting = Accepting(
+                self.servers, self._make_protocol, tls=self.config.ssl, backlog=self.config.backlog
+            )
+            self._leave = Leave(self.server_state, current_worker(), self.config.handoffs)
             self._publish()
+            self.serves(self._accepting)
             self._tell(Ready())
 
+    def serves(self, accepting: Accepting) -> None:
+        """Called once the worker accepts connections, in its event loop."""
+
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        # At once: until the supervisor knows, what waits in this worker's queue waits for nobody.
+        self._tell(Leaving())
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+        if self._accepting is not None:
+            await self._accepting.aclose()
+        if self._leave is not None:
+            await self._leave.end(in_a_hurry=self._signalled)
         # Before the server goes through its connections: one that comes here later would be cut off with no word.
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
         if self._publisher is not None:
             await self._publisher.aclose()
         await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        super().handle_exit(sig, frame)
+
+    def drain(self, seconds: float) -> None:
+        """Begin no more sessions, go on with those that are here until they end, at most so long, and exit. In the event loop."""
+        if self._draining is None and not self.should_exit:
+            self._draining = asyncio.get_running_loop().create_task(self._drain(seconds), name="homing drain")
+
+    async def _drain(self, seconds: float) -> None:
+        assert self._leave is not None
+        assert self._accepting is not None
+        self._tell(Leaving())
+        self._leave.begin()
+        await self._accepting.aclose()
+        left = await self._leave.until_nothing_is_left(time.monotonic() + seconds, lambda: self.should_exit)
+        if self.should_exit:
+            return
+        self._tell(Drained(left))
+        if left:
+            logger.warning("worker [%d]: the time to drain is over; %d sessions end with it", os.getpid(), left)
+        else:
+            logger.info("worker [%d] has drained", os.getpid())
+        if self.config.timeout_graceful_shutdown is None:
+            # A stream that its client never ends would keep the worker, and whatever waits for it to go.
+            self.config.timeout_graceful_shutdown = int(GRACEFUL_SECONDS)
+        self.should_exit = True
 
     def _open_handoffs(self) -> None:
         worker = current_worker()
@@ -131,22 +148,47 @@ class HomingServer(Server):
             self._publisher = Publisher(worker, self.config.handoffs)
             self._publisher.start()
 
+    def _make_protocol(self) -> asyncio.Protocol:
+        """As uvicorn's own `Server.startup` makes what serves a connection."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     async def _adopt(self, connection: socket, moves: int) -> None:
         """Serve a connection that another worker gave, as one that was accepted here."""
 
         def make_protocol() -> HomingHttpToolsProtocol:
-            # As uvicorn's own `Server.startup` makes it.
-            protocol = HomingHttpToolsProtocol(
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            )
+            protocol = self._make_protocol()
+            assert isinstance(protocol, HomingHttpToolsProtocol)
             protocol.has_moved(moves)
             return protocol
 
         await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
 
 
+def _listens(bound: socket) -> bool:
+    try:
+        return bool(bound.getsockopt(SOL_SOCKET, SO_ACCEPTCONN))
+    except OSError:  # closed
+        return False
+
+
 class WorkerServer(HomingServer):
-    """The server of a process that only serves: told twice to stop, it ends there."""
+    """The server of a process that only serves: told twice to stop, it ends there.
+
+    Args:
+        link: To the supervisor, which lends it sockets and tells it to drain.
+    """
+
+    def __init__(self, config: RunConfig, link: SupervisorLink) -> None:
+        super().__init__(config, link.send)
+        self._link = link
+
+    def serves(self, accepting: Accepting) -> None:
+        link = self._link
+        link.on_lend, link.on_take_back, link.on_drain = accepting.lend, accepting.take_back, self.drain
+        link.turn_in(asyncio.get_running_loop())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         await super().shutdown(sockets)
@@ -155,31 +197,6 @@ class WorkerServer(HomingServer):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(0)
-
-
-class SupervisorLink:
-    """The worker's end of what joins it to its supervisor. Owns the connection for the life of the process."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def send(self, message: Loaded | Ready | Pong | Failed) -> None:
-        """Tell the supervisor; it may be gone, which `answer_until_closed` notices."""
-        with self._lock:
-            try:
-                self._connection.send(message)
-            except OSError:
-                logger.debug("the supervisor is gone", exc_info=True)
-
-    def answer_until_closed(self) -> None:
-        """Answer pings until the supervisor's end is closed, which only its death does."""
-        while True:
-            try:
-                self._connection.recv()
-            except (EOFError, OSError):
-                return
-            self.send(Pong())
 
 
 class WorkerMain:
@@ -194,7 +211,7 @@ class WorkerMain:
         link = SupervisorLink(self._connection)
         for listener in sockets or ():
             close_after_fork(listener)  # else the port stays taken for as long as a child of the app lives
-        server = WorkerServer(self._config, link.send)
+        server = WorkerServer(self._config, link)
         threading.Thread(target=_live_with_supervisor, args=(link, server), name="homing-link", daemon=True).start()
         try:
             server.run(sockets)

@@ -48,6 +48,7 @@ class Figures(msgspec.Struct, frozen=True):
         lock_timeouts: Waits for the lock on dead workers' records that ended without it.
         cpu_seconds: CPU time of the process so far.
         lag_seconds: By how much the event loop was late when this was written.
+        draining: No session begins there any more: it is to leave.
         hops, queued, lock_waits, lags: How long owners took to say *mine*, starts waited for a place, the lock on dead
             workers' records took, and how late the event loop was each time it was looked at.
     """
@@ -72,6 +73,7 @@ class Figures(msgspec.Struct, frozen=True):
     lock_timeouts: int = 0
     cpu_seconds: float = 0.0
     lag_seconds: float = 0.0
+    draining: bool = False
     hops: Spread | None = None
     queued: Spread | None = None
     lock_waits: Spread | None = None
@@ -116,6 +118,7 @@ def figures_of(
         lock_timeouts=sum(each.lock_timeouts for each in records),
         cpu_seconds=time.process_time(),
         lag_seconds=lag_seconds,
+        draining=worker.draining,
         hops=spread(sent.hops),
         queued=spread(Histogram() if placement is None else placement.queue.waits),
         lock_waits=spread(summed(each.lock_waits for each in records)),

@@ -1,0 +1,118 @@
+"""How does a worker leave while its server goes on? Its clients are not to notice, but for the sessions that end with it.
+
+While it drains, no session begins here (`homing.routing`), and those that are here go on. Connections that ask for other
+workers' sessions, or for none, move to other workers while they are idle (`handoff.py`); one that cannot move is told that its
+next reply is the last on it. At the end all that are idle move.
+
+The invariant: a client whose connection was accepted is answered. One that has not sent its request yet moves too, or is
+waited for.
+
+Not here: when a worker drains, and what follows (`worker.py`, `supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from uvicorn.server import ServerState
+
+from homing.errors import HomingError
+from homing.routing.worker import Worker
+from homing.runtime.handoff import Handoffs
+from homing.runtime.protocol import HomingHttpToolsProtocol
+from homing.types import WorkerId
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.1
+"""How often a worker that drains looks for connections that have become idle, as often as uvicorn looks whether to stop."""
+
+FIRST_REQUEST_SECONDS: Final = 1.0
+"""How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake."""
+
+
+class Leave:
+    """One worker's leave. Borrows the server's state, the worker and the handoffs.
+
+    Args:
+        worker: None: nothing is routed, and no connection moves.
+        handoffs: None: no connection moves.
+    """
+
+    def __init__(self, state: ServerState, worker: Worker | None, handoffs: Handoffs | None) -> None:
+        self._state = state
+        self._worker = worker
+        self._handoffs = handoffs
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """No session begins here any more, and all others are told so."""
+        self._began = time.monotonic()
+        if self._worker is not None:
+            self._worker.begin_draining()
+
+    async def until_nothing_is_left(self, deadline: float, told_to_stop: Callable[[], bool]) -> int:
+        """Wait until no session is open here and no request under way; how many sessions are left at the deadline.
+
+        Args:
+            deadline: On the monotonic clock.
+            told_to_stop: Whether to wait no more.
+        """
+        while (self.sessions or self._state.tasks) and time.monotonic() < deadline and not told_to_stop():
+            self._send_away(all_idle=False)
+            await asyncio.sleep(LOOK_SECONDS)
+        return self.sessions
+
+    async def end(self, *, in_a_hurry: bool) -> None:
+        """Before the server closes what is idle: what can move has moved, and whoever is just connecting is heard.
+
+        Args:
+            in_a_hurry: The worker was told to stop, and so was its server perhaps: nobody waits for silent clients.
+        """
+        self._send_away(all_idle=True)
+        if in_a_hurry:
+            return
+        # One that has drained has accepted nothing since; one that was to serve so many requests stops just now.
+        until = (time.monotonic() if self._began is None else self._began) + FIRST_REQUEST_SECONDS
+        while time.monotonic() < until and not self._all_heard():
+            await asyncio.sleep(LOOK_SECONDS)
+            self._send_away(all_idle=True)
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are open here."""
+        return 0 if self._worker is None else self._worker.open_sessions
+
+    def _send_away(self, *, all_idle: bool) -> None:
+        to = self._others()
+        for connection in list(self._state.connections):
+            if not isinstance(connection, HomingHttpToolsProtocol):
+                continue
+            if not (to and connection.can_leave):
+                connection.answer_last()
+            elif all_idle or not self._is_here(connection.session_id):
+                connection.leave(connection.asks_for if connection.asks_for in to else random.choice(to))  # noqa: S311
+
+    def _is_here(self, session_id: str | None) -> bool:
+        return session_id is not None and self._worker is not None and self._worker.owners.mine(session_id)
+
+    def _others(self) -> list[WorkerId]:
+        if self._worker is None or self._handoffs is None:
+            return []
+        try:
+            return self._worker.others_to_start_at()
+        except HomingError as error:
+            logger.warning("no connection moves to another worker: %s", error)
+            return []
+
+    def _all_heard(self) -> bool:
+        """Every connection has sent a request. Of one that is still in its TLS handshake nothing is known."""
+        connections = [each for each in self._state.connections if isinstance(each, HomingHttpToolsProtocol)]
+        if len(connections) < len(self._state.connections) or self._handoffs is None:
+            return False
+        return all(each.has_asked for each in connections)

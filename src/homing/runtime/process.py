@@ -1,0 +1,182 @@
+"""A worker process as its supervisor sees it: what it said, whether it answers, what it was lent, and how to end it.
+
+The invariant: nothing here waits for a worker but `kill`, which nothing survives. A worker that does not read is sent little:
+one ping, and no other message while that is unanswered.
+
+Not here: what the worker does (`worker.py`), and when it is started and stopped (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from multiprocessing import Pipe, connection
+from typing import Final
+
+from uvicorn._subprocess import get_subprocess
+
+from homing.clock import SYSTEM_CLOCK
+from homing.runtime.config import RunConfig
+from homing.runtime.heartbeat import Heartbeat
+from homing.runtime.link import (
+    Drain,
+    Drained,
+    Failed,
+    Leaving,
+    Lend,
+    Loaded,
+    Ping,
+    Pong,
+    Ready,
+    TakeBack,
+    send_descriptor,
+)
+from homing.runtime.listeners import Listener
+from homing.runtime.worker import WorkerMain
+
+PING_SECONDS: Final = 0.5
+
+LATE_SECONDS: Final = 1.0
+"""A worker that has not answered for so long leaves its queue to the others until it does."""
+
+STOP_AFTER_DRAIN_SECONDS: Final = 5.0
+"""A worker whose time to drain has been over for so long is told to stop in a way that it cannot miss."""
+
+
+class Worker:
+    """A worker process. Owns the process and this end of the link; `close` once it exited. Borrows its listener.
+
+    Attributes:
+        loaded, ready, failed: What it has said of its start.
+        leaving: It accepts no more connections.
+        left: How many sessions end with it, once it has drained.
+        stopping: It was told to stop.
+    """
+
+    def __init__(self, config: RunConfig, listener: Listener) -> None:
+        self._link, theirs = Pipe()
+        self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
+        self._process.start()
+        # The worker sees this process die only if nobody else holds the worker's end.
+        theirs.close()
+        self._heartbeat = Heartbeat(PING_SECONDS)
+        self._late = False
+        self._lent: set[int] = set()
+        self._stop_at: float | None = None
+        self.listener = listener
+        self.loaded: Loaded | None = None
+        self.ready = False
+        self.failed: Failed | None = None
+        self.leaving = False
+        self.left: int | None = None
+        self.stopping = False
+
+    def __repr__(self) -> str:
+        states = {"stopping": self.stopping, "draining": self.draining, "leaving": self.leaving, "ready": self.ready}
+        state = next((name for name, is_so in states.items() if is_so), "starting")
+        return f"<Worker {self.pid}: {state}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.exitcode
+
+    @property
+    def draining(self) -> bool:
+        """It was told to drain, and has not exited."""
+        return self._stop_at is not None
+
+    @property
+    def wait_handles(self) -> list[connection.Connection | int]:
+        """What becomes readable when the worker says something or exits."""
+        return [self._process.sentinel] if self._link.closed else [self._link, self._process.sentinel]
+
+    @property
+    def accepts(self) -> bool:
+        """Whether connections that come to its listener are accepted soon."""
+        may = self.ready and not (self.leaving or self.stopping) and self.exit_code is None
+        return may and not (self._late or self._heartbeat.missed(LATE_SECONDS))
+
+    def listen(self) -> None:
+        """Take in what the worker said since last time. Does not wait."""
+        with contextlib.suppress(EOFError, OSError):
+            while not self._link.closed and self._link.poll(0):
+                message = self._link.recv()
+                self._heartbeat.heard()
+                match message:
+                    case Loaded():
+                        self.loaded = message
+                    case Ready():
+                        self.ready = True
+                        self.listener.opened = True
+                    case Pong(late):
+                        self._late = late
+                    case Leaving():
+                        self.leaving = True
+                    case Drained(sessions):
+                        self.left = sessions
+                    case Failed():
+                        self.failed = message
+            return
+        self._link.close()
+
+    def is_hung(self, timeout_seconds: float) -> bool:
+        """Whether a ping has gone unanswered for so long; pings if that is due. Does not wait."""
+        if self._heartbeat.due():
+            self._send(Ping())
+            self._heartbeat.sent()
+        return self._heartbeat.missed(timeout_seconds)
+
+    def lend(self, wanted: Mapping[int, Listener]) -> None:
+        """See that it accepts from these listeners beside its own, and from no others."""
+        if not self.ready or self.leaving or self.stopping or self._heartbeat.waiting:
+            return  # its answer brings the supervisor here again
+        for number in self._lent - wanted.keys():
+            self._send(TakeBack(number))
+        for number in wanted.keys() - self._lent:
+            self._send(Lend(number))
+            with contextlib.suppress(OSError):
+                send_descriptor(self._link, wanted[number].socket.fileno())
+        self._lent = set(wanted)
+
+    def drain(self, seconds: float) -> None:
+        """Ask it to begin no more sessions, and to exit once those that it has have ended, or after so long."""
+        self._stop_at = SYSTEM_CLOCK.monotonic() + seconds + STOP_AFTER_DRAIN_SECONDS
+        self._send(Drain(seconds))
+
+    @property
+    def overdue(self) -> bool:
+        """It has drained for longer than it was to, and was not told to stop."""
+        return self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.exit_code is None:
+                os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """Ask it to finish what it serves and exit."""
+        self.stopping = True
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now, and wait until it is gone."""
+        self._process.kill()
+        self._process.join()
+
+    def close(self) -> None:
+        """Release what is left of an exited worker. Safe to call twice."""
+        self._link.close()
+        with contextlib.suppress(ValueError):
+            self._process.join()
+            self._process.close()
+
+    def _send(self, message: Ping | Lend | TakeBack | Drain) -> None:
+        with contextlib.suppress(OSError):
+            self._link.send(message)

@@ -1,0 +1,113 @@
+"""Planted bugs of where connections are accepted, and of workers that leave while their server goes on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.planted.bug import Bug, Change
+
+_RUNTIME: Final = "src/homing/runtime"
+_SLOTS: Final = "tests/processes/test_slots.py"
+_DRAIN: Final = "tests/processes/test_drain.py"
+_KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_new_ones_and_leaves_when_they_have_ended"
+
+DRAIN_BUGS: Final = (
+    Bug(
+        "a queue of connections that no worker of its own accepts from is lent to nobody",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/supervisor.py",
+                "        for worker in self._workers():\n            worker.lend(",
+                "        for worker in []:\n            worker.lend(",
+            ),
+        ),
+        (f"{_SLOTS}::test_a_dead_workers_queue_is_served_though_no_replacement_can_start",),
+    ),
+    Bug(
+        "the queue of a worker that hangs waits for it",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/process.py",
+                "        return may and not (self._late or self._heartbeat.missed(LATE_SECONDS))\n",
+                "        return may\n",
+            ),
+        ),
+        (f"{_SLOTS}::test_a_stopped_workers_queue_is_served_by_the_others",),
+    ),
+    Bug(
+        "a worker is late only if its process is, not its event loop",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/link.py",
+                "                self._late = self._asked\n",
+                "                self._late = False\n",
+            ),
+        ),
+        (f"{_SLOTS}::test_the_queue_of_a_worker_whose_event_loop_stands_still_is_served_by_the_others",),
+    ),
+    Bug(
+        "what was lent is not given back",
+        "P3",
+        (Change(f"{_RUNTIME}/process.py", "            self._send(TakeBack(number))\n", "            pass\n"),),
+        (f"{_SLOTS}::test_what_is_lent_is_given_back",),
+    ),
+    Bug(
+        "two servers of one user that start at once share a port",
+        "P2",
+        (
+            Change(
+                f"{_RUNTIME}/listeners.py",
+                '        name.bind(f"\\0homing port {bound.getsockname()[1]}")\n        return name\n',
+                "        return name\n",
+            ),
+        ),
+        (
+            "tests/unit/runtime/test_listeners.py::test_a_second_server_on_the_port_has_one_socket_that_cannot_listen_beside_the_first",
+        ),
+    ),
+    Bug(
+        "sessions begin at a worker that drains",
+        "P5",
+        (
+            Change(
+                "src/homing/routing/worker.py",
+                '            self.placement.drain()\n        self._mark("draining")\n',
+                '            pass\n        self._mark("draining")\n',
+            ),
+        ),
+        (_KEEPS,),
+    ),
+    Bug(
+        "a worker that leaves closes its clients' idle connections",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/protocol.py",
+                "        return self._give(handoffs, to, self._moves if self.cycle is None else max(1, self._moves))\n",
+                "        return False\n",
+            ),
+        ),
+        (_KEEPS,),
+    ),
+    Bug(
+        "a worker drains for ever if a session stays open",
+        "P3",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "and time.monotonic() < deadline and not told_to_stop()",
+                "and not told_to_stop()",
+            ),
+        ),
+        (f"{_DRAIN}::test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_gone",),
+    ),
+    Bug(
+        "a worker that drains does not heed a stop",
+        "P3",
+        (Change(f"{_RUNTIME}/leaving.py", "< deadline and not told_to_stop()", "< deadline"),),
+        (f"{_DRAIN}::test_a_stop_during_a_drain_ends_within_its_limit_and_the_dead_are_replaced_meanwhile",),
+    ),
+)

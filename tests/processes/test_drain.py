@@ -1,0 +1,326 @@
+"""Workers that leave while their server goes on: `homing drain`, SIGHUP and SIGTTOU, and whatever comes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.running import HOMING, ROOT, Running, environment, running, wait_until_gone
+
+from homing.watch.servers import look_at
+
+APP = (
+    "tests.support.counter_app:app",
+    *("--session", "path:/sessions/{session}", "--learn", "body:session@/sessions", "--start", "POST /sessions"),
+    *("--end", "DELETE /sessions/{session}", "--no-access-log", "--timeout-keep-alive", "3600"),
+)
+STARTS = 8
+"""So many starts over connections of their own: the draining worker would get one with all but one chance in 250."""
+
+
+class Connection:
+    """One keep-alive connection of a client."""
+
+    def __init__(self, port: int) -> None:
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._http.connect()
+        self.socket = self._http.sock
+        self.said: http.client.HTTPResponse | None = None
+
+    def ask(self, method: str, path: str) -> tuple[int, bytes]:
+        self._http.request(method, path)
+        with self._http.getresponse() as reply:
+            self.said = reply
+            return reply.status, reply.read()
+
+    def document(self, method: str, path: str) -> dict[str, Any]:
+        status, body = self.ask(method, path)
+        assert status == 200, (status, body)
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def start(self) -> tuple[str, int]:
+        """A new session, and the worker that has it."""
+        made = self.document("POST", "/sessions")
+        return made["session"], made["pid"]
+
+    @property
+    def is_kept(self) -> bool:
+        return self._http.sock is self.socket
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@contextlib.contextmanager
+def connected(port: int) -> Iterator[Connection]:
+    with contextlib.closing(Connection(port)) as connection:
+        yield connection
+
+
+def start(port: int) -> tuple[str, int]:
+    with connected(port) as connection:
+        return connection.start()
+
+
+def step(port: int, session: str) -> tuple[int, dict[str, Any]]:
+    """One step over a connection of its own, which may reach any worker."""
+    with connected(port) as connection:
+        status, body = connection.ask("POST", f"/sessions/{session}/step")
+        return status, json.loads(body)
+
+
+def end(port: int, session: str) -> None:
+    with connected(port) as connection:
+        connection.document("DELETE", f"/sessions/{session}")
+
+
+@contextlib.contextmanager
+def serving(*options: str, workers: int = 2) -> Iterator[Running]:
+    with running(*APP, *options, "--workers", str(workers), cwd=ROOT) as server:
+        server.wait_for(f"all {workers} workers are ready")
+        yield server
+
+
+def until(true: Callable[[], object], server: Running) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.02)
+
+
+class Drain:
+    """`homing drain --json` as a process, and the steps that it has shown."""
+
+    def __init__(self, server: Running, worker: str | int) -> None:
+        self.process = subprocess.Popen(
+            [*HOMING, "drain", server.run_directory, str(worker), "--json"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.steps: list[dict[str, Any]] = []
+
+    def until(self, state: str) -> dict[str, Any]:
+        """The first step that shows this state."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.steps.append(json.loads(line))
+            if self.steps[-1]["state"] == state:
+                return self.steps[-1]
+        raise AssertionError((self.steps, self.process.communicate()))
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
+        said, trouble = self.process.communicate(timeout=90)
+        self.steps += map(json.loads, said.splitlines())
+        return self.process.returncode, trouble
+
+
+@contextlib.contextmanager
+def drained(server: Running, worker: str | int) -> Iterator[Drain]:
+    """A drain that has begun: the replacement serves, and no more sessions begin at the worker."""
+    with contextlib.ExitStack() as stack:
+        drain = Drain(server, worker)
+        stack.callback(drain.process.communicate)
+        stack.callback(drain.process.kill)
+        drain.until("draining")
+        server.wait_for(rf"worker \[{worker}\] drains")
+        until(lambda: list(Path(server.run_directory).glob("*.draining")), server)
+        yield drain
+
+
+def seen_by_ps(server: Running, pid: int) -> bool:
+    shown = look_at(server.run_directory)
+    return shown is not None and any(worker.pid == pid for worker in shown.alive)
+
+
+def test_a_drained_worker_keeps_its_sessions_takes_no_new_ones_and_leaves_when_they_have_ended() -> None:
+    with serving("--drain-timeout", "300") as server, connected(server.port) as mine:
+        session, old = mine.start()
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            for count in (1, 2):
+                status, found = step(server.port, session)
+                assert (status, found["pid"], found["count"]) == (200, old, count)
+            # A start that arrives there, over a connection that is there, begins elsewhere; so do those that are sent anywhere.
+            assert mine.start()[1] != old
+            assert old not in {start(server.port)[1] for _ in range(STARTS)}
+            found = mine.document("POST", f"/sessions/{session}/step")
+            assert (found["pid"], found["count"]) == (old, 3)
+            end(server.port, session)
+            code, trouble = drain.end()
+            assert (code, trouble) == (0, "")
+        last = drain.steps[-1]
+        assert (last["state"], last["sessions"], last["pid"]) == ("drained", 0, old)
+        wait_until_gone(old, 30)
+        assert last["replacement"] in server.workers()
+        assert len(server.workers()) == 2
+        # The connection was at the worker that has left: it has moved, and its client has not noticed.
+        assert mine.ask("GET", "/")[0] == 200
+        assert mine.is_kept
+        assert server.stop() == 0
+
+
+def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_gone() -> None:
+    with serving("--drain-timeout", "1.5") as server:
+        session, old = start(server.port)
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            assert drain.end() == (0, "")
+        assert (drain.steps[-1]["state"], drain.steps[-1]["sessions"]) == ("drained", 1)
+        wait_until_gone(old, 30)
+        assert step(server.port, session)[0] == 410
+        assert len(server.find("the time to drain is over; 1 sessions end with it")) == 1
+
+
+def test_a_worker_that_is_killed_while_it_drains_is_said_to_have_failed_and_its_replacement_serves() -> None:
+    with serving() as server:
+        session, old = start(server.port)
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            second = Drain(server, old)
+            code, trouble = second.end()
+            assert (code, trouble.count("\n")) == (3, 1)
+            assert "drains already" in trouble
+            os.kill(old, signal.SIGKILL)
+            code, trouble = drain.end()
+        assert code == 3
+        assert f"worker [{old}] exited before it had drained (signal SIGKILL)" in trouble
+        assert step(server.port, session)[0] == 410
+        assert len(server.workers()) == 2
+        assert start(server.port)[1] in server.workers()
+
+
+def test_a_stop_during_a_drain_ends_within_its_limit_and_the_dead_are_replaced_meanwhile() -> None:
+    with serving("--timeout-graceful-shutdown", "1") as server:
+        session, old = start(server.port)
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            [other] = set(server.workers()) - {old, drain.steps[-1]["replacement"]}
+            os.kill(other, signal.SIGKILL)
+            server.wait_for(rf"worker \[{other}\] exited \(signal SIGKILL\)")
+            server.wait_for(r"\[\d+\] serves", 4)
+            assert step(server.port, session)[0] == 200
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as watching:
+                watching.sendall(f"GET /sessions/{session}/events HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+                assert watching.recv(100)
+                server.process.send_signal(signal.SIGTERM)
+                # The limit, and the end of four processes on a busy machine; the drain would go on for five minutes.
+                assert server.wait(30) == 0
+            code, trouble = drain.end()
+        assert code == 3
+        assert "the server has stopped" in trouble
+
+
+def test_a_second_restart_replaces_what_the_first_has_replaced_already() -> None:
+    with serving() as server:
+        session, at = start(server.port)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(rf"worker \[{at}\] drains")
+        assert step(server.port, session)[0] == 200
+        between = set(server.workers()) - {at}
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("Received SIGHUP", 2)
+        end(server.port, session)
+        for pid in (at, *between):
+            wait_until_gone(pid, 60)
+        server.wait_for("all 2 workers were restarted")
+        assert len(server.workers()) >= 2
+        assert start(server.port)[1] not in between
+
+
+def test_a_worker_that_is_taken_away_drains_too_also_while_another_drains() -> None:
+    with serving() as server:
+        first, second = server.workers()
+        sessions: dict[int, str] = {}
+        while len(sessions) < 2:
+            session, at = start(server.port)
+            sessions.setdefault(at, session)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(rf"worker \[{first}\] drains")
+        server.process.send_signal(signal.SIGTTOU)
+        server.wait_for(rf"worker \[{second}\] drains")
+        for pid in (first, second):
+            status, found = step(server.port, sessions[pid])
+            assert (status, found["pid"]) == (200, pid)
+        for session in [sessions[first], sessions[second]]:
+            end(server.port, session)
+        # Others were started there, to find one at each.
+        for pid in (first, second):
+            os.kill(pid, signal.SIGTERM)
+            wait_until_gone(pid, 60)
+        server.wait_for("all 1 workers were restarted")
+        assert len(server.workers()) == 1
+
+
+def test_a_connection_that_cannot_move_is_told_to_be_made_anew() -> None:
+    with serving("--no-handoff") as server, connected(server.port) as mine:
+        _, old = mine.start()
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            deadline = time.monotonic() + 30
+            while mine.is_kept and mine.said is not None and not mine.said.will_close:
+                assert time.monotonic() < deadline
+                assert mine.ask("GET", "/")[0] == 200
+            assert drain.process.poll() is None, "its session is open"
+            assert start(server.port)[1] != old
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Running]:
+    with serving() as server:
+        until(lambda: all(seen_by_ps(server, pid) for pid in server.workers()), server)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("server", "worker", "says"),
+    [("nowhere", "1", "no running server is called nowhere"), ("", "1", "no worker of"), ("", "ab", "no worker of")],
+)
+def test_a_server_or_worker_that_is_not_there_is_one_line(two: Running, server: str, worker: str, says: str) -> None:
+    done = subprocess.run(
+        [*HOMING, "drain", server or two.run_directory, worker],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_control_socket_is_the_users_alone_and_refuses_what_it_does_not_know(two: Running) -> None:
+    path = os.path.join(two.run_directory, "control.sock")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    for junk in (b"drain\n", b'{"drain": 1}\n', b'{"drain": "x"}\n', b"[" * 2000 + b"\n"):
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(30)
+            asking.connect(path)
+            asking.sendall(junk)
+            with contextlib.suppress(ConnectionResetError):
+                said = asking.recv(4096)
+                assert not said or json.loads(said)["state"] == "refused"
+                assert asking.recv(4096) == b""
+    # Some that ask for nothing hinder nobody.
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        assert start(two.port)[1] in two.workers()
