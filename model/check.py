@@ -145,6 +145,12 @@ RUNS: tuple[Run, ...] = (
         [
             (HOLDS, "RESTORES=1 STOPS=0 CRASHES=0", "two starts and a restore"),
             (HOLDS, "RESTORES=1 SEEDS=1 CRASHES=0", "a start, a stop and a restore"),
+            (HOLDS, "THIRD=1 STOPS=0 CRASHES=0", "two starts take a dead worker's key"),
+            (HOLDS, "THIRD=1 SEEDS=1 CRASHES=0 RESTORES=1 STOPS=0", "a start and a restore take a dead worker's key"),
+            (HOLDS, "THIRD=2 SEEDS=1", "a start, a stop, and the death of the worker that has the key"),
+            ("v_path", "THIRD=1 STOPS=0 CRASHES=0", "TAKEN_WITHOUT_A_SECOND_LOOK"),
+            ("v_path", "THIRD=1 STOPS=0 CRASHES=0", "TAKEN_WITHOUT_THE_LOCK"),
+            ("v_path", "THIRD=2 STOPS=0", "TAKEN_FROM_THE_LIVING"),
             ("v_path", "", "KEY_FREED_BY_THE_FIRST_CLOSE"),
             ("v_path", "", "KEPT_THOUGH_THE_KEY_IS_OTHERS"),
             ("v_path", "", "KEY_ACQUIRED_AFTER_THE_START"),
@@ -187,6 +193,9 @@ RUNS: tuple[Run, ...] = (
         "path_keys",
         [
             (HOLDS, "", "two starts, a stop and a death"),
+            (HOLDS, "THIRD=1", "two starts take a dead worker's key, a stop and a death"),
+            (HOLDS, "THIRD=2", "two starts, a stop, and the death of any worker, one of which has the key"),
+            (HOLDS, "THIRD=1 RESTORES=1 STOPS=0", "two starts and a restore take a dead worker's key, and a death"),
             (HOLDS, "RESTORES=1 STOPS=0", "two starts, a restore and a death"),
             (HOLDS, "RESTORES=1 CRASHES=0", "two starts, a stop and a restore"),
         ],

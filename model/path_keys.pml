@@ -1,4 +1,6 @@
 /* Path keys: one key, two sessions that share it, two workers: starts that are placed, stops, closes, and a restore of both.
+ * A third worker may have the key from an earlier start: THIRD=1: it is dead; THIRD=2: it lives, with a session of its own, and may
+ * die at any moment.
  *
  * A start acquires its session key, then the path key, in one block; where another live worker owns the path key, it undoes
  * the session key and places the start there; a dead worker's key it takes. The owner counts the sessions of its path key, and releases it with the last.
@@ -9,7 +11,7 @@
  * Run by `python model/check.py`; see README.md.
  */
 #define NONE 9
-hidden byte without, only, stops, restores, crashes, seeds;
+hidden byte without, only, stops, restores, crashes, seeds, third;
 
 #define KEY_FREED_BY_THE_FIRST_CLOSE (without==1)
 #define KEPT_THOUGH_THE_KEY_IS_OTHERS (without==2)
@@ -19,22 +21,26 @@ hidden byte without, only, stops, restores, crashes, seeds;
 #define GIVER_KEEPS_THE_KEY          (without==6)
 #define RUNS_BEFORE_ALL_HAVE_COME    (without==7)
 #define STOP_HANDLED_WHERE_IT_LANDS  (without==8)
+#define TAKEN_WITHOUT_A_SECOND_LOOK  (without==9)
+#define TAKEN_WITHOUT_THE_LOCK       (without==10)
+#define TAKEN_FROM_THE_LIVING        (without==11)
 
 byte recP = NONE;               /* the path key's record */
 byte recS[2];                   /* the sessions' records */
 byte lock = NONE;
-bool alive[2];
-bool loop[2];
-byte refs[2];                   /* PathKeys._bound */
+bool alive[3];
+bool loop[3];
+byte refs[3];                   /* PathKeys._bound */
 bool bound[2];                  /* the session is bound to the key, at the worker that has it */
 byte openat[2];                 /* the worker that runs the session; NONE: no stop could miss it */
 byte runs[2];                   /* how often it was started; a restored one goes on */
 byte live_work;
-bool v_path, v_missed, v_left, v_taken;
+bool there;                     /* the third worker's session runs */
+bool v_path, v_missed, v_left;
 #define CHECK(n,v)  assert(!(v) || (only!=0 && only!=n))
 #define LOST(s)     (openat[s]!=NONE && !loop[openat[s]] && recP!=openat[s])
 #define LEFT(s)     (recS[s]!=NONE && alive[recS[s]] && openat[s]!=recS[s])
-inline stops_reach() { v_path = LOST(0) || LOST(1); CHECK(1,v_path) }
+inline stops_reach() { v_path = LOST(0) || LOST(1) || (there && recP!=2); CHECK(1,v_path) }
 inline await_(w) { loop[w]=false; stops_reach() }
 inline unbind(w,s) {            /* [PathKeys.unbind], in a block: the key goes with its last session */
   atomic {
@@ -43,6 +49,25 @@ inline unbind(w,s) {            /* [PathKeys.unbind], in a block: the key goes w
     :: else -> x=NONE
     fi };
   if :: x==w -> recP=NONE :: else fi
+}
+
+/* A dead worker's key: found dead (`y`), then the lock, then looked at again. `x` is whose it is then; NONE: 503, or look again.
+   [PathKeys._take, OwnersOverRecords._take_in_block] */
+inline take(w) {
+  y=x;
+  if
+  :: TAKEN_WITHOUT_THE_LOCK -> skip
+  :: else -> atomic { if :: lock==NONE -> lock=w :: else -> x=NONE fi }
+  fi;
+  if
+  :: x!=NONE ->
+       if
+       :: TAKEN_WITHOUT_A_SECOND_LOOK -> recP=w; x=w
+       :: else -> x=recP; if :: x==y -> recP=w; x=w :: else fi
+       fi;
+       if :: lock==w -> lock=NONE :: else fi
+  :: else
+  fi
 }
 
 proctype Seed(byte s) {
@@ -60,12 +85,7 @@ look:
     atomic { if :: recP==NONE -> recP=cur; x=cur :: else -> x=NONE fi };                            /* symlink, path key */
     if :: x==NONE -> x=recP :: else fi;                                                            /* EEXIST: look */
     if
-    :: x!=NONE && x!=cur && !alive[x] ->                          /* a dead worker's runs nowhere: it is taken [PathKeys._take] */
-         atomic { if :: lock==NONE -> lock=cur :: else -> x=NONE fi };
-         if
-         :: x!=NONE -> y=recP; if :: y==x -> atomic { recP=cur; x=cur } :: else -> x=y fi; lock=NONE
-         :: else                                                  /* not free: 503 */
-         fi
+    :: x!=NONE && x!=cur && (!alive[x] || TAKEN_FROM_THE_LIVING) -> take(cur)                      /* a dead worker's runs nowhere */
     :: else
     fi;
     if
@@ -149,8 +169,7 @@ next:  s++
          atomic { if :: recP==NONE -> recP=1; y=1 :: else -> y=NONE fi };                          /* symlink, path key */
          if :: y==NONE -> y=recP :: else fi;
          if :: y!=1 && y!=NONE ->
-              if :: !alive[y] -> recP=1; y=1                                                       /* a dead worker's, under the lock */
-                 :: else fi
+              if :: !alive[y] -> x=y; take(1); y=x :: else fi
             :: else fi;
          whole=(y==1)
        :: else
@@ -180,8 +199,9 @@ c_decl { \#include <stdlib.h>
 init {
   byte w;
   atomic {
-    c_code { without = given("WITHOUT", 0); only = given("ONLY", 0); stops = given("STOPS", 1); restores = given("RESTORES", 0); crashes = given("CRASHES", 1); seeds = given("SEEDS", 2); };
+    c_code { without = given("WITHOUT", 0); only = given("ONLY", 0); stops = given("STOPS", 1); restores = given("RESTORES", 0); crashes = given("CRASHES", 1); seeds = given("SEEDS", 2); third = given("THIRD", 0); };
     alive[0]=true; alive[1]=true; recS[0]=NONE; recS[1]=NONE; openat[0]=NONE; openat[1]=NONE;
+    if :: third>0 -> recP=2; refs[2]=1; alive[2]=(third==2); there=(third==2) :: else fi;
     live_work = seeds + stops + restores + crashes;
     run Seed(0); if :: seeds==2 -> run Seed(1) :: else fi;
     w=0; do :: w<stops -> run Stops(); w++ :: else -> break od;
@@ -190,9 +210,9 @@ init {
   };
   if
   :: crashes>0 ->
-       if :: w=0 :: w=1 fi;
+       if :: w=0 :: w=1 :: third==2 -> w=2 fi;
        if
-       :: atomic { alive[w]=false; loop[w]=false; refs[w]=0; if :: lock==w -> lock=NONE :: else fi; if :: openat[0]==w -> openat[0]=NONE :: else fi; if :: openat[1]==w -> openat[1]=NONE :: else fi;
+       :: atomic { alive[w]=false; loop[w]=false; refs[w]=0; if :: lock==w -> lock=NONE :: else fi; if :: w==2 -> there=false :: else fi; if :: openat[0]==w -> openat[0]=NONE :: else fi; if :: openat[1]==w -> openat[1]=NONE :: else fi;
                    if :: recS[0]==w -> bound[0]=false :: else fi; if :: recS[1]==w -> bound[1]=false :: else fi }
        :: skip
        fi;
@@ -200,6 +220,6 @@ init {
   :: else
   fi;
   atomic { (live_work==0 && _nr_pr==1) ->                /* every record names a dead worker, or one where its session runs */
-    v_left = ((recP!=NONE && alive[recP] && openat[0]!=recP && openat[1]!=recP) || LEFT(0) || LEFT(1));
+    v_left = ((recP!=NONE && recP!=2 && alive[recP] && openat[0]!=recP && openat[1]!=recP) || LEFT(0) || LEFT(1));
     CHECK(3,v_left) }
 }

@@ -26,11 +26,14 @@ from benchmarks.rl.env import Work
 from benchmarks.spread import spread, table
 
 from homing.rl import RemoteVectorEnv
+from homing.rl.calls import Caller
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CONNECTIONS: Final = 16
 VECTOR: Final = 64
 IDLE_SESSIONS: Final = 20_000
+ROUND_OF_ALL_SECONDS: Final = 8.0
+"""Long enough to step every one of them at least once."""
 START_SECONDS: Final = 120.0
 SERVER: Final = ("--host=127.0.0.1", "--http=httptools", "--loop=uvloop", "--no-access-log", "--timeout-keep-alive=120")
 
@@ -209,20 +212,42 @@ print((private() - before) / number)
 
 
 def memory(loader: Loader) -> dict[str, float]:
-    """KiB per idle session on two workers, with the environment, and of the environment alone."""
+    """KiB per idle session on two workers, with the environment, and of the environment alone; how many are open, and how
+    they answer: the loader steps each of them and compares what it gets."""
     with homing(0.0, 2) as server:
         loaded(loader, server, "local", 2, 0.5)
-        before = server.resident_kib()
-        per_connection = IDLE_SESSIONS // CONNECTIONS
+        opened_before, before = open_environments(server.url, 2), server.resident_kib()
         load = Load(
-            "local", CONNECTIONS, 0.5, 2, sessions_per_connection=per_connection, warm_seconds=0, gymnasium=True
+            "local",
+            CONNECTIONS,
+            ROUND_OF_ALL_SECONDS,
+            2,
+            sessions_per_connection=IDLE_SESSIONS // CONNECTIONS,
+            warm_seconds=0,
+            gymnasium=True,
         )
-        loader.run(server.port, load, server.pids)
+        stepped = loader.run(server.port, load, server.pids)
         whole = (server.resident_kib() - before) / IDLE_SESSIONS
+        opened = open_environments(server.url, 2) - opened_before
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     command = (sys.executable, "-c", _ENVIRONMENTS, str(IDLE_SESSIONS))
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
-    return {"session_kib": whole, "environment_kib": float(done.stdout)}
+    return {
+        "session_kib": whole,
+        "environment_kib": float(done.stdout),
+        "open_sessions": opened,
+        "steps": stepped["replies"],
+        "wrong": stepped["errors"] + stepped["wrong"],
+    }
+
+
+def open_environments(url: str, workers: int) -> int:
+    """How many environments a server has: each worker says its own, and a new connection may reach any."""
+    found: dict[str, int] = {}
+    while len(found) < workers:
+        told = Caller(url).call("GET", "/healthz").content
+        found[told["worker"]] = told["environments"]
+    return sum(found.values())
 
 
 # --- the page ---
@@ -259,14 +284,15 @@ def page(result: dict[str, Any]) -> str:
             20.0,
             False,
         ),
+        ("open sessions on one server, none answering wrong", [_answering(result["memory"])], IDLE_SESSIONS, True),
     ]
     rows = []
     for name, values, bound, at_least in goals:
         found = spread(values)
         reached = found.median >= bound if at_least else found.median <= bound
-        rows.append(
-            (name, f"{'≥' if at_least else '≤'} {bound:g}", found.text(2), "reached" if reached else "**missed**")
-        )
+        digits = 0 if bound >= 100 else 2
+        shown = f"{'≥' if at_least else '≤'} {bound:,g}"
+        rows.append((name, shown, found.text(digits), "reached" if reached else "**missed**"))
     cells = []
     for name in sorted(rounds[0]):
         latency = [text(of(name, key), 0) if key in rounds[0][name] else "–" for key in ("p50_us", "p99_us")]
@@ -295,14 +321,19 @@ def page(result: dict[str, Any]) -> str:
     )
 
 
+def _answering(memory: dict[str, float]) -> float:
+    """The open sessions, each of which had time for a step, and none of which gave a wrong observation."""
+    return memory["open_sessions"] if not memory["wrong"] and memory["steps"] >= IDLE_SESSIONS else 0.0
+
+
 def _quotient(above: list[float], below: list[float]) -> list[float]:
     return [up / down for up, down in zip(above, below, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args()
     loader = build_loader()

@@ -123,4 +123,41 @@ EPISODE_BUGS: Final = (
         ),
         ("tests/integration/seeds/test_path_keys.py::test_a_start_takes_the_path_key_of_a_dead_worker",),
     ),
+    Bug(
+        "what a killed worker's episodes had open stays open",
+        "P3",
+        (
+            Change(
+                f"{_RL}/episodes/leases.py", "                await self._close_left(name)\n", "                pass\n"
+            ),
+        ),
+        (f"{_UNIT}/test_leases.py::test_what_a_killed_worker_had_open_is_closed_once_by_several",),
+    ),
+    Bug(
+        "a worker that finds a lease does not ask whether its worker lives",
+        "P2",
+        (
+            Change(
+                f"{_RL}/episodes/leases.py",
+                "            except BlockingIOError:\n                return  # its worker lives, or another one is closing it\n",
+                "            except BlockingIOError:\n                pass\n",
+            ),
+        ),
+        (
+            f"{_UNIT}/test_leases.py::test_what_a_killed_worker_had_open_is_closed_once_by_several",
+            f"{_UNIT}/test_leases.py::test_a_worker_leaves_its_own_leases_alone",
+        ),
+    ),
+    Bug(
+        "a thread whose environment hangs keeps its sessions",
+        "P2",
+        (
+            Change(
+                f"{_RL}/gymnasium.py",
+                "            self.sessions.remove(session.id)\n            self.router.lifetimes.ended(session.id)\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/processes/rl/test_gymnasium.py::test_an_environment_that_hangs_costs_its_thread_and_what_lives_there",),
+    ),
 )

@@ -374,6 +374,35 @@ MODEL_BUGS: Final = (
     ),
     # --- path_keys.pml ---
     _one(
+        "path_keys.TAKEN_WITHOUT_THE_LOCK",
+        "a start takes a dead worker's path key without the lock",
+        "P1",
+        f"{DIRECTORY}/restores.py",
+        "                if not held:\n                    raise lock_busy(self.counters)\n                if self._replace_dead(entry, text):\n",
+        "                if self._replace_dead(entry, text):\n",
+        f"{OWNERS}::test_a_held_lock_is_busy_after_its_deadline_and_nothing_has_changed",
+    ),
+    Bug(
+        "a start takes the path key of a worker that lives",
+        "P1",
+        (
+            Change(
+                f"{ROUTING}/path_keys.py",
+                "if owner != self._here and self._run_directory.is_dead(owner):",
+                "if owner != self._here:",
+            ),
+            Change(
+                f"{DIRECTORY}/restores.py",
+                "            if owner is not None and not self._records.is_dead(owner):\n"
+                "                raise OwnerAliveError(entry.key, owner)\n"
+                "            with self._records.try_lock()",
+                "            with self._records.try_lock()",
+            ),
+        ),
+        (f"{PATHS}::test_two_starts_of_one_rollout_at_once_run_at_one_worker",),
+        "path_keys.TAKEN_FROM_THE_LIVING",
+    ),
+    _one(
         "path_keys.KEY_FREED_BY_THE_FIRST_CLOSE",
         "the first of two sessions to end frees their path key",
         "P2",
@@ -582,6 +611,7 @@ SAME_RULES: Final = {
     "ownership.STATE_KEPT_BY_THE_GIVER": "a give keeps the session's state",
     "ownership.REFUSED_IS_GONE": "a refused connection means gone, without another look at the record",
     "ownership.TAKEN_WITHOUT_A_SECOND_LOOK": "a dead worker's record is taken without the look under the lock",
+    "path_keys.TAKEN_WITHOUT_A_SECOND_LOOK": "a dead worker's record is taken without the look under the lock",
     "ownership.RELEASED_WHILE_SERVED": "a session is released though it is being served",
 }
 """Rules of the models that bugs of `bugs` leave out."""

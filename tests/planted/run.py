@@ -142,13 +142,11 @@ def rows(bugs: Sequence[Bug], proved: str, before: Mapping[str, str] | None = No
         "| planted bug | breaks | leaves out, of the models | caught by | last proved |",
         "| --- | --- | --- | --- | --- |",
     ]
-    same = {name: rule for rule, name in SAME_RULES.items()}
     for bug in bugs:
         tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in bug.tests)
-        rule = bug.rule or same.get(bug.name, "")
-        lines.append(
-            f"| {bug.name} | {bug.promise} | {f'`{rule}`' if rule else ''} | {tests} | {earlier.get(bug.name, proved)} |"
-        )
+        rules = [bug.rule] if bug.rule else [rule for rule, name in SAME_RULES.items() if name == bug.name]
+        left_out = ", ".join(f"`{rule}`" for rule in rules)
+        lines.append(f"| {bug.name} | {bug.promise} | {left_out} | {tests} | {earlier.get(bug.name, proved)} |")
     return lines
 
 

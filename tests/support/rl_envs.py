@@ -64,13 +64,19 @@ class Count(gymnasium.Env[Any, Any]):
         self._steps = steps
         self._busy_seconds = busy_seconds
         self._fails_to_close = 0
+        self._hangs_at = 0
+        self._hangs_in_close = False
         self._count = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if options and options.get("fail"):
             raise RuntimeError("the test wants this reset to fail")
+        if options and options.get("hang"):
+            _wait_for_ever()
         self._fails_to_close = (options or {}).get("failing_closes", 0)
+        self._hangs_at = (options or {}).get("hangs_at", 0)
+        self._hangs_in_close = (options or {}).get("hang_in_close", False)
         self._count = 0
         return np.array([0.0]), {"pid": os.getpid()}
 
@@ -81,6 +87,8 @@ class Count(gymnasium.Env[Any, Any]):
         while time.perf_counter() < until:
             pass
         self._count += 1
+        if self._count == self._hangs_at:
+            _wait_for_ever()
         over = self._count >= self._steps
         return (
             np.array([float(self._count)]),
@@ -91,9 +99,15 @@ class Count(gymnasium.Env[Any, Any]):
         )
 
     def close(self) -> None:
+        if self._hangs_in_close:
+            _wait_for_ever()
         if self._fails_to_close:
             self._fails_to_close -= 1
             raise RuntimeError("the test wants this close to fail")
+
+
+def _wait_for_ever() -> None:
+    threading.Event().wait()
 
 
 class Unservable(gymnasium.Env[Any, Any]):

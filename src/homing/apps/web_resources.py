@@ -120,7 +120,7 @@ class WebResources(ResourcesServer[BrowserState]):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        run_directory = self._run_directory() if self._routes else None
+        run_directory = self._meeting.directory()
         async with (
             open_manager(
                 self._assemble, self._web_settings, self._site_rule, run_directory, _forgotten

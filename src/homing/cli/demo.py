@@ -9,15 +9,11 @@ Not here: the app (`demo_app.py`).
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import json
-import os
-import re
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -27,14 +23,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from homing.errors import StartupError
+from homing.runtime.child_server import child_server, clean_environment
 
 APP: Final = "homing.cli.demo_app:app"
 AT_ONCE: Final = 32
 START_SECONDS: Final = 120.0
-STOP_SECONDS: Final = 10.0
 CALL_SECONDS: Final = 15.0
-
-_ADDRESS = re.compile(rb"running on http://127\.0\.0\.1:(\d+)")
 
 
 @dataclass
@@ -98,7 +92,8 @@ async def _compare(workers: int, sessions: int, calls: int) -> list[Outcome]:
         ports = {}
         for name, command in servers.items():
             task = begin(name, "starting", workers, "workers")
-            port = ports[name] = await stack.enter_async_context(_serving(name, command))
+            url = await stack.enter_async_context(child_server(f"demo's {name}", command, clean_environment()))
+            port = ports[name] = int(url.rpartition(":")[2])
             await _all_answer(name, port, workers, lambda seen, task=task: progress.update(task, completed=seen))  # type: ignore[misc]
             progress.remove_task(task)
         for name, port in ports.items():
@@ -109,64 +104,6 @@ async def _compare(workers: int, sessions: int, calls: int) -> list[Outcome]:
 
 
 # --- servers ---
-
-
-@contextlib.asynccontextmanager
-async def _serving(name: str, command: Sequence[str]) -> AsyncIterator[int]:
-    """Start a server, give its port, and stop it."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UVICORN_", "HOMING_"))}
-    environment.pop("WEB_CONCURRENCY", None)
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        # Ctrl-C reaches this process alone, which then stops both servers in its own order.
-        process_group=0,
-    )
-    assert process.stderr is not None
-    said: collections.deque[str] = collections.deque(maxlen=5)
-    reader = None
-    try:
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                port = await _read_port(process.stderr, said)
-        except TimeoutError:
-            port = None
-        if port is None:
-            raise StartupError(f"the demo's {name} server did not start: {' / '.join(said) or 'it said nothing'}")
-        reader = asyncio.create_task(_read_on(process.stderr))
-        yield port
-    finally:
-        await _stop(process)
-        if reader is not None:
-            await reader
-
-
-async def _read_port(stream: asyncio.StreamReader, said: collections.deque[str]) -> int | None:
-    while line := await stream.readline():
-        said.append(line.decode(errors="replace").strip())
-        if found := _ADDRESS.search(line):
-            return int(found[1])
-    return None
-
-
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.read(65536):
-        pass
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            # The whole group at last: a supervisor that is killed cannot stop its workers.
-            os.killpg(process.pid, number) if number == signal.SIGKILL else process.send_signal(number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await process.wait()
 
 
 async def _all_answer(name: str, port: int, workers: int, seen_so_far: Callable[[int], object]) -> None:

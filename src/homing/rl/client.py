@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -38,22 +39,27 @@ _HEADERS: Final = {"content-type": MSGPACK, "accept": MSGPACK, **CLOSE_FOLLOWS}
 _GONE: Final = 410
 
 
+def _described(connections: Connections) -> dict[str, Any]:
+    (reply,) = connections.each([Ask("/spaces", None, {"accept": MSGPACK})])
+    return _content(reply)
+
+
 class _Environment:
     """What a server says about its environment."""
 
     def __init__(self, connections: Connections) -> None:
-        (reply,) = connections.each([Ask("/spaces", None, {"accept": MSGPACK})])
-        described = _content(reply)
+        described = _described(connections)
         self.observation: Codec = codec_for(space_from(described["observation_space"]))
         self.action: Codec = codec_for(space_from(described["action_space"]))
         # Nothing can be rendered from here, so there are no modes to offer.
         self.metadata: dict[str, Any] = {**described["metadata"], "render_modes": []}
         self.name: str = described["environment"]
         self.nondeterministic = bool(described["nondeterministic"])
+        self.workers: list[str] = described["workers"]
 
 
 class _RemoteSession:
-    """One session of the server: its cookie, its ID, and the worker that its last reset named."""
+    """One session of the server: its cookie, its ID, and its worker: that its last reset named, or where it shall begin."""
 
     __slots__ = ("cookies", "owner", "session_id")
 
@@ -65,9 +71,14 @@ class _RemoteSession:
         self.session_id: str | None = None
         self.owner: str | None = None
 
+    @property
+    def may_be_gone(self) -> bool:
+        """A request of it reaches one worker or none."""
+        return bool(self.cookies) or self.owner is not None
+
     def headers(self) -> dict[str, str]:
         if not self.cookies:
-            return _HEADERS
+            return _HEADERS if self.owner is None else {**_HEADERS, SESSION_OWNER_HEADER: self.owner}
         return {**_HEADERS, "cookie": "; ".join(f"{name}={value}" for name, value in self.cookies.items())}
 
     def ask(self, path: str, content: dict[str, Any]) -> Ask:
@@ -196,7 +207,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 class RemoteVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """Many environments of a Gymnasium server, stepped at once: one request per worker steps all of that worker's.
 
-    The server finds each session's worker; what a batch says is not there is asked for by itself.
+    Since a step takes as long as the busiest worker's part of it, the sessions are dealt out evenly to the workers. The server
+    finds each session's worker; what a batch says is not there is asked for by itself.
 
     Args:
         url: Where the server is.
@@ -232,6 +244,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             self._connections.close()
             raise
         self._batch = batch
+        self._workers = self._remote.workers
         self._sessions = [_RemoteSession() for _ in range(num_envs)]
         self.num_envs = num_envs
         self.metadata = {**self._remote.metadata, "autoreset_mode": self.autoreset_mode}
@@ -387,6 +400,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def _one_by_one(self, places: list[int], asked: dict[int, dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
         """Ask for each by its own session's cookie."""
+        self._deal_out(places)
         asks = [self._single_ask(place, asked[place]) for place in places]
         done: list[tuple[int, dict[str, Any]]] = []
         for place, reply in zip(places, self._connections.each(asks), strict=True):
@@ -394,7 +408,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             try:
                 content = _content(reply)
             except RemoteError as error:
-                if not reset or error.status != _GONE or not self._sessions[place].cookies:
+                if not reset or error.status != _GONE or not self._sessions[place].may_be_gone:
                     raise RemoteError(f"environment {place}: {error}", status=error.status, code=error.code) from error
                 content, reply = self._begun_anew(place, asked[place])  # noqa: PLW2901
             if reset:
@@ -405,12 +419,29 @@ class RemoteVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return done
 
     def _begun_anew(self, place: int, asked: dict[str, Any]) -> tuple[dict[str, Any], Reply]:
-        logger.warning("the session of environment %d of %r is gone, and a new one begins", place, self)
-        self._sessions[place].forget()
+        """Begin a new session: the worker of the old one is gone, or the one that a new one was dealt out to."""
+        session = self._sessions[place]
+        if session.cookies:
+            logger.warning("the session of environment %d of %r is gone, and a new one begins", place, self)
+        if session.owner in self._workers:
+            self._workers = _described(self._connections)["workers"]
+        session.forget()
+        self._deal_out([place])
         connection = self._connections.one("a new session")
         connection.send(self._single_ask(place, asked))
         reply = connection.receive()
         return _content(reply), reply
+
+    def _deal_out(self, places: list[int]) -> None:
+        """Give each of those that have no session yet the worker with the fewest of ours."""
+        new = [place for place in places if not self._sessions[place].cookies]
+        if not new or not self._workers:
+            return
+        held = Counter(session.owner for session in self._sessions if session.cookies)
+        for place in new:
+            worker = min(self._workers, key=held.__getitem__)
+            held[worker] += 1
+            self._sessions[place].owner = worker
 
     def _single_ask(self, place: int, asked: dict[str, Any]) -> Ask:
         session = self._sessions[place]

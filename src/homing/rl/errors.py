@@ -107,6 +107,14 @@ class SessionBusyError(RlError):
     retry_after_seconds = 1
 
 
+class EnvironmentHungError(RlError):
+    """An environment's step, reset or close does not end. Its thread was given up, with every environment on it."""
+
+    status = 504
+    code = "environment_hung"
+    detail = "An environment on this session's thread hangs: the thread was given up and its sessions are lost; reset to begin anew."
+
+
 class ToolError(RlError):
     """Raise it from a tool that cannot do as it was asked: the caller, often a model, gets the message."""
 

@@ -5,7 +5,8 @@ unless the request says that a close follows: then the environment, and its rand
 does both for many sessions of one worker at once.
 
 The invariant: a session's environment is the one that its first reset made, until the session ends. A session whose
-environment is not here is said to be lost, and never begins anew by a step.
+environment is not here is said to be lost, and never begins anew by a step. So is one whose thread an environment does not
+give back.
 
 Not here: routing, spaces (`spaces.py`), threads (`lanes.py`), and the client's side (`client.py`).
 """
@@ -14,20 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
 import homing
 from homing.errors import ConfigurationError, NotHereError, ReplyError
-from homing.rl.errors import InvalidRequestError, SessionLostError
+from homing.rl.errors import EnvironmentHungError, InvalidRequestError, SessionLostError
+from homing.rl.gymnasium_protocol import (
+    MAX_BATCH_ITEMS,
+    BatchReply,
+    BatchRequest,
+    ResetReply,
+    ResetRequest,
+    StepReply,
+    StepRequest,
+)
 from homing.rl.hosted import MAX_SEED, EnvKind, EnvMaker, HostedEnv, Outcome, maker
 from homing.rl.json_route import DEFAULT_MAX_BODY_BYTES, add_json_route, json_response, read_body, validated
 from homing.rl.lanes import Lane, Lanes
@@ -38,70 +49,20 @@ from homing.rl.sessions import Session
 from homing.rl.spaces import decode_member
 from homing.routing import SESSION_ID_SCOPE_KEY
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_THREADS: Final = 4
 DEFAULT_IDLE_SECONDS: Final = 86_400.0
-MAX_BATCH_ITEMS: Final = 4096
+DEFAULT_STEP_TIMEOUT_SECONDS: Final = 600.0
+"""As long as clients wait by themselves (`client.py`)."""
+STOP_SECONDS: Final = 10.0
+"""How long a step or close may take once the server stops."""
 GYMNASIUM_MAX_BODY_BYTES: Final = 16 * DEFAULT_MAX_BODY_BYTES
 """A batch carries many actions."""
 
 _AGGREGATE: Final[TypeAdapter[AggregateRequest]] = TypeAdapter(AggregateRequest)
 
 _NO_SESSION: Final = "There is no environment here for this session: reset it first."
-
-
-class ResetRequest(BaseModel):
-    """`POST /reset`. Further fields are the caller's own, and are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-    seed: Annotated[int | None, Field(ge=0, le=MAX_SEED)] = None
-    options: dict[str, Any] | None = None
-
-
-class ResetReply(BaseModel):
-    """An episode's first observation. `session_id` names the session in a batch."""
-
-    observation: Any
-    info: dict[str, Any]
-    session_id: str
-
-
-class StepRequest(BaseModel):
-    """`POST /step`. Further fields are the caller's own, and are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-    action: Any
-    then_reset: bool = False
-
-
-class StepReply(BaseModel):
-    """What a step gave. With `then_reset`, at an episode's end: also the episode's last observation and info."""
-
-    observation: Any
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: dict[str, Any]
-
-
-class BatchRequest(BaseModel):
-    """`POST /batch`, for sessions of the worker that the header `x-ng-session-owner` names.
-
-    Each item is an object with `session_id`, and with `action` and perhaps `then_reset`, or with `reset`, an object as
-    `/reset` takes. Each is judged, and answered, by itself.
-    """
-
-    items: Annotated[list[Any], Field(max_length=MAX_BATCH_ITEMS)]
-
-
-class BatchReply(BaseModel):
-    """For each item in its place: what `/step` or `/reset` answers, or `{"error": {"code", "detail", "status"}}`.
-
-    `not_here`: the session is at another worker, or nowhere; nothing ran.
-    """
-
-    items: list[dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -131,6 +92,8 @@ class GymnasiumServer(SessionServer[Hosted]):
         env_kwargs: For `gymnasium.make`.
         threads: How many threads environments run on, in each worker. Each environment stays on one of them.
         idle_seconds: An environment that nobody uses for so long is closed.
+        step_timeout_seconds: A step, reset or close that takes longer is taken for one that never ends: it is answered 504
+            `environment_hung`, its thread is given up, and the sessions whose environments live on that thread are lost.
 
     The other arguments are those of every RL server (`RlServer`).
 
@@ -147,6 +110,7 @@ class GymnasiumServer(SessionServer[Hosted]):
         *,
         threads: int = DEFAULT_THREADS,
         idle_seconds: float = DEFAULT_IDLE_SECONDS,
+        step_timeout_seconds: float = DEFAULT_STEP_TIMEOUT_SECONDS,
         max_body_bytes: int = GYMNASIUM_MAX_BODY_BYTES,
         **settings: Any,
     ) -> None:
@@ -154,12 +118,17 @@ class GymnasiumServer(SessionServer[Hosted]):
             raise ConfigurationError(f"threads is {threads}: environments need 1 or more")
         if not idle_seconds > 0:
             raise ConfigurationError(f"idle_seconds is {idle_seconds}: give a positive number of seconds")
+        if not 0 < step_timeout_seconds < float("inf"):
+            raise ConfigurationError(
+                f"step_timeout_seconds is {step_timeout_seconds}: give a positive, finite number of seconds"
+            )
         name, make = maker(environment, env_kwargs)
         settings.setdefault("name", "".join(each if each.isalnum() else "_" for each in name))
         super().__init__(max_body_bytes=max_body_bytes, **settings)
         self.env_kind = EnvKind(name, make)
         self._threads = threads
         self._idle_seconds = idle_seconds
+        self._step_timeout_seconds = step_timeout_seconds
         self._lanes: Lanes | None = None
 
     # --- the server ---
@@ -172,18 +141,25 @@ class GymnasiumServer(SessionServer[Hosted]):
         return aggregate(asked.verify_responses)
 
     async def release(self, state: Hosted) -> None:
-        """Close the environment, on its own thread."""
-        await state.lane.run(state.env.close)
-        self._open_lanes.give_back(state.lane)
+        """Close the environment, on its own thread. One whose thread was given up is out of reach."""
+        if not state.lane.given_up:
+            await state.lane.run(state.env.close)
+            self._open_lanes.give_back(state.lane)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        self._lanes = Lanes(self._threads)
+        lanes = self._lanes = Lanes(self._threads, self._step_timeout_seconds)
+        watch = asyncio.create_task(lanes.watch(self._lose_all_of), name="homing watches environments")
         try:
             async with super().serving():
-                yield
+                try:
+                    yield
+                finally:
+                    lanes.act_seconds = min(lanes.act_seconds, STOP_SECONDS)
         finally:
-            await self._lanes.aclose()
+            watch.cancel()
+            await asyncio.wait([watch])
+            await lanes.aclose()
 
     async def sweep(self) -> None:
         """Also end the sessions that nobody has used for too long."""
@@ -193,6 +169,21 @@ class GymnasiumServer(SessionServer[Hosted]):
                 self.drop_session(session.id)
                 self.router.lifetimes.ended(session.id)
         await super().sweep()
+
+    def _lose_all_of(self, lane: Lane, where: str) -> None:
+        """An environment hangs: no environment of its thread can be used, moved or closed any more."""
+        lost = [session for session in self.sessions if session.state.lane is lane]
+        for session in lost:
+            self.sessions.remove(session.id)
+            self.router.lifetimes.ended(session.id)
+        logger.error(
+            "an environment of %s has not ended a step, reset or close within %g s: its thread is given up, and the %d "
+            "sessions on it are lost. It is here:\n%s",
+            self.env_kind.name,
+            self._open_lanes.act_seconds,
+            len(lost),
+            where,
+        )
 
     @property
     def _open_lanes(self) -> Lanes:
@@ -248,7 +239,7 @@ class GymnasiumServer(SessionServer[Hosted]):
             name="spaces",
             reply=dict[str, Any],
             methods=("GET",),
-            summary="The environment's spaces and metadata",
+            summary="The environment's spaces and metadata, and the workers that live",
         )
         add_json_route(
             app,
@@ -329,7 +320,7 @@ class GymnasiumServer(SessionServer[Hosted]):
                     answers[place] = _item_error(error)
                 else:
                     asked.setdefault(each.session.state.lane, []).append(each)
-            for done in await asyncio.gather(*(lane.run(_all_of, each, binary) for lane, each in asked.items())):
+            for done in await asyncio.gather(*(_done(lane, each, binary) for lane, each in asked.items())):
                 for place, answer in done:
                     answers[place] = answer
         return _reply({"items": answers}, binary)
@@ -363,6 +354,11 @@ class GymnasiumServer(SessionServer[Hosted]):
         hosted.used_at = self.clock.monotonic()
         return _Asked(place, session, work)
 
+    async def _answer_alive(self, request: Request) -> Response:
+        given_up = 0 if self._lanes is None else self._lanes.given_up
+        told = {"status": "ok", "server": self.name, "worker": self.worker_id}
+        return json_response({**told, "environments": len(self.sessions), "threads_given_up": given_up})
+
     async def _answer_close(self, request: Request) -> Response:
         session_id = request.scope[SESSION_ID_SCOPE_KEY]
         async with self.sessions.changing(session_id):
@@ -370,7 +366,11 @@ class GymnasiumServer(SessionServer[Hosted]):
         return json_response({"closed": True})
 
     async def _answer_spaces(self, request: Request) -> Response:
-        return _reply(self.env_kind.description, asks_for_binary(request.headers.get("accept")))
+        worker = self.router.worker
+        # In a thread, since it lists the run directory.
+        workers = [] if worker is None else sorted([worker.id, *await asyncio.to_thread(worker.others_to_start_at)])
+        content = {**self.env_kind.description, "workers": workers}
+        return _reply(content, asks_for_binary(request.headers.get("accept")))
 
     async def _answer_aggregate(self, request: Request) -> Response:
         asked: AggregateRequest = validated(_AGGREGATE, await read_body(request, self.max_body_bytes))
@@ -399,10 +399,19 @@ class GymnasiumServer(SessionServer[Hosted]):
         return outcome
 
 
-def _all_of(asked: list[_Asked], binary: bool) -> list[tuple[int, Any]]:
-    """Do the items of one thread, and pack what they gave there too."""
+async def _done(lane: Lane, asked: list[_Asked], binary: bool) -> list[tuple[int, Any]]:
+    """Do the items of one thread. If it is given up, they are lost, whatever each came to, and those of other threads stand."""
+    try:
+        return await lane.run(_all_of, lane, asked, binary)
+    except EnvironmentHungError as error:
+        return [(each.place, _item_error(error)) for each in asked]
+
+
+def _all_of(lane: Lane, asked: list[_Asked], binary: bool) -> list[tuple[int, Any]]:
+    """On the thread: do the items, and pack what they gave there too."""
     done: list[tuple[int, Any]] = []
     for each in asked:
+        lane.next_act()
         work, *arguments = each.work
         try:
             content = work(*arguments).content

@@ -12,11 +12,23 @@ from typing import Any
 import click
 
 from homing.errors import ConfigurationError
-from homing.rl.gymnasium import DEFAULT_IDLE_SECONDS, DEFAULT_THREADS, GymnasiumServer
+from homing.rl.gymnasium import (
+    DEFAULT_IDLE_SECONDS,
+    DEFAULT_STEP_TIMEOUT_SECONDS,
+    DEFAULT_THREADS,
+    GymnasiumServer,
+)
 from homing.runtime.command import OwnOption, ServerCommand, run_server, server_parameters
 
 
-def _serve(environment: str, env_kwargs: str | None, threads: int, idle_seconds: float, **given: Any) -> None:
+def _serve(
+    environment: str,
+    env_kwargs: str | None,
+    threads: int,
+    idle_seconds: float,
+    step_timeout_seconds: float,
+    **given: Any,
+) -> None:
     """Serve a Gymnasium environment, each session's at one worker.
 
     ENV is a registered ID, such as CartPole-v1, or package.module:ID: then that module is imported first.
@@ -28,7 +40,14 @@ def _serve(environment: str, env_kwargs: str | None, threads: int, idle_seconds:
     `homing.rl.RemoteEnv(url)` is its client, a gymnasium.Env; `RemoteVectorEnv(url, num_envs=N)` has many.
     """
     ctx = click.get_current_context()
-    make = partial(GymnasiumServer, environment, _kwargs(env_kwargs), threads=threads, idle_seconds=idle_seconds)
+    make = partial(
+        GymnasiumServer,
+        environment,
+        _kwargs(env_kwargs),
+        threads=threads,
+        idle_seconds=idle_seconds,
+        step_timeout_seconds=step_timeout_seconds,
+    )
     run_server(ctx, given, make)
 
 
@@ -68,6 +87,14 @@ serve = ServerCommand(
             default=DEFAULT_IDLE_SECONDS,
             show_default=True,
             help="An environment that nobody uses for so long is closed.",
+        ),
+        OwnOption(
+            ["--step-timeout", "step_timeout_seconds"],
+            metavar="SECONDS",
+            type=click.FloatRange(0, min_open=True),
+            default=DEFAULT_STEP_TIMEOUT_SECONDS,
+            show_default=True,
+            help="A step that takes longer hangs: its thread is given up, with the sessions on it.",
         ),
         *server_parameters(),
     ],

@@ -9,8 +9,7 @@ Not here: the routes (`resources.py`, `gymnasium.py`, and the agent's), and how 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
@@ -35,13 +34,7 @@ from homing.rl.json_route import (
 )
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions, SessionRoutingMiddleware, install_session_routing
-from homing.rundir import (
-    SESSION_SOCKET_DIR_ENV,
-    leave_run_directory,
-    made_by_launcher,
-    siblings_directory,
-)
-from homing.runtime.secret import server_secret
+from homing.runtime.meeting import MeetingPlace
 from homing.types import Receive, Scope, Send, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -94,7 +87,7 @@ class RlServer:
         self.max_body_bytes = max_body_bytes
         self.clock = clock
         self._secret = secret
-        self._options: RoutingOptions | None = None
+        self._meeting = MeetingPlace(f"{type(self).__module__}.{type(self).__qualname__} {name}")
         self._app: FastAPI | None = None
         self.fast_routes: dict[str, Handler] = {}
         """POST routes, added in `add_routes`, that make no session and need no cookie but the one that names theirs."""
@@ -142,7 +135,7 @@ class RlServer:
     def secret(self) -> str:
         """What this server signs with; the same in each of its workers."""
         if self._secret is None:
-            self._secret = server_secret(self._run_directory() if self._routes else None)
+            self._secret = self._meeting.secret()
         return self._secret
 
     @property
@@ -182,7 +175,7 @@ class RlServer:
         Raises:
             ConfigurationError: the app was already made, so it is too late.
         """
-        self._options = options
+        self._meeting.options = options
         if self._app is not None:
             # Made to add routes to: all that was decided with it is made again as the options say.
             raise ConfigurationError(
@@ -191,22 +184,6 @@ class RlServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
-
-    @property
-    def _routes(self) -> bool:
-        """Whether there may be other workers."""
-        if self._options is not None:
-            return self._options.socket_dir is not None
-        return bool(os.environ.get(SESSION_SOCKET_DIR_ENV)) or made_by_launcher()
-
-    def _run_directory(self) -> str:
-        if self._options is not None and self._options.socket_dir is not None:
-            return self._options.socket_dir
-        return siblings_directory(self._kind_and_name)
-
-    @property
-    def _kind_and_name(self) -> str:
-        return f"{type(self).__module__}.{type(self).__qualname__} {self.name}"
 
     def _make_app(self) -> FastAPI:
         @asynccontextmanager
@@ -234,25 +211,12 @@ class RlServer:
         return app
 
     def _install_routing(self, app: FastAPI) -> None:
-        options = self._options
-        socket_dir: Callable[[], str] | None = self._run_directory if self._routes else None
         token_header = self.token_header()
-        settings: dict[str, Any] = {}
-        if options is not None:
-            settings = {
-                "backlog": options.backlog,
-                "owner_timeout_seconds": options.owner_timeout_seconds,
-                "max_sessions": options.max_sessions_per_worker,
-                "placing": options.placing,
-                "scatter": options.scatter,
-                "graceful_seconds": options.graceful_seconds,
-            }
         install_session_routing(
             app,
             self.kind,
-            socket_dir,
-            self.cookie_name,
-            self.secret,
+            session_cookie=self.cookie_name,
+            secret_key=self.secret,
             mcp_token_header=token_header,
             mcp_token_serializer=None if token_header is None else self.token_serializer(),
             agent_sessions=self.agent_sessions(),
@@ -263,10 +227,7 @@ class RlServer:
             max_body_bytes=self.max_body_bytes,
             drop=self.drop_session,
             clock=self.clock,
-            leave_dir=None if options is not None else leave_run_directory,
-            app_name=None if options is not None else self._kind_and_name,
-            lifespan_required=True,
-            **settings,
+            **self._meeting.settings(),
         )
 
     async def _answer_alive(self, request: Request) -> Response:

@@ -9,6 +9,7 @@ Not here: how sessions begin and end on the wire (`resources.py`, `gymnasium.py`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
 from homing.identity import RESOURCES
+from homing.rl.disconnect import end_tasks
 from homing.rl.errors import RlError
 from homing.rl.server import RlServer
 from homing.rl.sessions import Session, SessionTable
@@ -28,6 +30,9 @@ StateT = TypeVar("StateT")
 SWEEP_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 30.0
 """How long the release of one left session may take, before it is given up for this time."""
+RELEASES_AT_ONCE: Final = 16
+STOP_SECONDS: Final = 120.0
+"""How long all of them may take as the server stops."""
 
 
 class SessionServer(RlServer, Generic[StateT]):
@@ -56,8 +61,7 @@ class SessionServer(RlServer, Generic[StateT]):
         try:
             yield
         finally:
-            sweeper.cancel()
-            await asyncio.wait([sweeper])
+            await end_tasks([sweeper])
             await self._release_all()
 
     def drop_session(self, session_id: str) -> None:
@@ -94,25 +98,37 @@ class SessionServer(RlServer, Generic[StateT]):
                 logger.exception("a sweep failed; the next one is in %d s", SWEEP_SECONDS)
 
     async def _release_left(self) -> None:
+        async def release_one_by_one() -> None:
+            while taken:
+                session = taken.pop()
+                try:
+                    async with asyncio.timeout(RELEASE_SECONDS):
+                        await session.unused()
+                        await self.release(session.state)
+                except Exception:
+                    logger.warning(
+                        "session %s could not be released, and will be tried again",
+                        session_tag(session.id),
+                        exc_info=True,
+                    )
+                    self._left.append(session)
+                except BaseException:
+                    self._left.append(session)
+                    raise
+
         taken, self._left = self._left, []
-        while taken:
-            session = taken.pop()
-            try:
-                async with asyncio.timeout(RELEASE_SECONDS):
-                    await session.unused()
-                    await self.release(session.state)
-            except Exception:
-                logger.warning(
-                    "session %s could not be released, and will be tried again", session_tag(session.id), exc_info=True
-                )
-                self._left.append(session)
-            except BaseException:
-                self._left += [session, *taken]
-                raise
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(RELEASES_AT_ONCE, len(taken))):
+                    tasks.create_task(release_one_by_one(), name="homing rl release")
+        finally:
+            self._left += taken
 
     async def _release_all(self) -> None:
         for session in self.sessions:
             self.drop_session(session.id)
-        await self._release_left()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._release_left()
         for session in self._left:
             logger.error("session %s was not released", session_tag(session.id))

@@ -9,6 +9,7 @@ Not here: HTTP, and which worker owns a session (`homing.directory`).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -94,14 +95,23 @@ class Fence:
     episode: EpisodeId | None
 
 
-class _Change:
-    """What serialises the seeds and ends of one ID, while there is any."""
+class _Record(Generic[StateT]):
+    """All that is known of one ID here; dropped when that is nothing.
 
-    __slots__ = ("lock", "waiting")
+    Attributes:
+        session: While it is open.
+        fence: What is left of its close.
+        lock: Serialises its seeds and ends; made for the first.
+        changing: How many of those hold the lock or wait for it.
+    """
+
+    __slots__ = ("changing", "fence", "lock", "session")
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.waiting = 0
+        self.session: Session[StateT] | None = None
+        self.fence: Fence | None = None
+        self.lock: asyncio.Lock | None = None
+        self.changing = 0
 
 
 class SessionTable(Generic[StateT]):
@@ -125,28 +135,32 @@ class SessionTable(Generic[StateT]):
         self._window_seconds = window_seconds
         self._monotonic = clock.monotonic
         self._wait_seconds = wait_seconds
-        self._open: dict[str, Session[StateT]] = {}
-        self._fences: dict[str, Fence] = {}
-        self._changes: dict[str, _Change] = {}
+        self._records: dict[str, _Record[StateT]] = {}
+        self._open = 0
+        # One window for all, so they expire in the order they were put up.
+        self._expiries: deque[tuple[str, Fence]] = deque()
 
     def __repr__(self) -> str:
-        return f"<SessionTable: {len(self._open)} open, {len(self._fences)} fenced>"
+        fenced = sum(record.fence is not None for record in self._records.values())
+        return f"<SessionTable: {self._open} open, {fenced} fenced>"
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._open
 
     def __iter__(self) -> Iterator[Session[StateT]]:
-        return iter(list(self._open.values()))
+        return iter([record.session for record in self._records.values() if record.session is not None])
 
     def get(self, session_id: str | None) -> Session[StateT] | None:
         """The open session, to look at; None if there is none."""
-        return None if session_id is None else self._open.get(session_id)
+        record = None if session_id is None else self._records.get(session_id)
+        return None if record is None else record.session
 
     def remove(self, session_id: str) -> Session[StateT] | None:
         """Take the session out, with its state still to be released by the caller."""
-        session = self._open.pop(session_id, None)
+        session = self.get(session_id)
         if session is not None:
             session.closing = True
+            self._forget(session_id)
         return session
 
     def held(self, session_id: str | None) -> Session[StateT]:
@@ -155,15 +169,16 @@ class SessionTable(Generic[StateT]):
         Raises:
             SessionLostError: it is not here.
         """
-        session = None if session_id is None else self._open.get(session_id)
+        session = self.get(session_id)
         if session is None:
             raise SessionLostError
         return session
 
     def fence(self, session_id: str) -> Fence | None:
         """What is remembered of the ID's close, while it is."""
-        found = self._fences.get(session_id)
-        return found if found is not None and found.until > self._monotonic() else None
+        record = self._records.get(session_id)
+        fence = None if record is None else record.fence
+        return fence if fence is not None and fence.until > self._monotonic() else None
 
     @asynccontextmanager
     async def changing(self, session_id: str) -> AsyncIterator[None]:
@@ -172,24 +187,24 @@ class SessionTable(Generic[StateT]):
         Raises:
             SessionBusyError: another one took too long; nothing ran.
         """
-        change = self._changes.get(session_id)
-        if change is None:
-            change = self._changes[session_id] = _Change()
-        change.waiting += 1
+        record = self._record(session_id)
+        lock = record.lock
+        if lock is None:
+            lock = record.lock = asyncio.Lock()
+        record.changing += 1
         try:
             try:
                 async with asyncio.timeout(self._wait_seconds):
-                    await change.lock.acquire()
+                    await lock.acquire()
             except TimeoutError as error:
                 raise SessionBusyError from error
             try:
                 yield
             finally:
-                change.lock.release()
+                lock.release()
         finally:
-            change.waiting -= 1
-            if not change.waiting:
-                del self._changes[session_id]
+            record.changing -= 1
+            self._prune(session_id, record)
 
     def seedable(self, session_id: str, episode: EpisodeId, seed: Any) -> Session[StateT] | None:
         """Whether an episode's seed may go on, inside `changing`: None, or the session that it has seeded already.
@@ -201,7 +216,7 @@ class SessionTable(Generic[StateT]):
         """
         if self.fence(session_id) is not None:
             raise SessionClosedError
-        session = self._open.get(session_id)
+        session = self.get(session_id)
         if session is None:
             return None
         if session.closing:
@@ -216,8 +231,10 @@ class SessionTable(Generic[StateT]):
         self, session_id: str, state: StateT, *, episode: EpisodeId | None = None, seed: Any = None, reply: Any = None
     ) -> Session[StateT]:
         """Keep what a seed has made, inside `changing`."""
-        self._fences.pop(session_id, None)
-        session = self._open[session_id] = Session(session_id, state, episode, seed, reply)
+        record = self._record(session_id)
+        self._open += record.session is None
+        record.fence = None
+        record.session = session = Session(session_id, state, episode, seed, reply)
         return session
 
     async def end(self, session_id: str) -> None:
@@ -227,7 +244,7 @@ class SessionTable(Generic[StateT]):
             SessionBusyError: a request went on using it; it stays open.
             ReleaseFailedError: it could not be released: it stays, and only an end can be tried again.
         """
-        session = self._open.get(session_id)
+        session = self.get(session_id)
         if session is None:
             return
         closing_before = session.closing
@@ -244,7 +261,8 @@ class SessionTable(Generic[StateT]):
             await self._release(session.state)
         except Exception as error:
             raise ReleaseFailedError from error
-        del self._open[session_id]
+        if self.get(session_id) is session:
+            self._forget(session_id)
 
     async def close(self, session_id: str, episode: EpisodeId) -> None:
         """End an episode's session, open or never seeded, and fence its ID, inside `changing`.
@@ -253,20 +271,39 @@ class SessionTable(Generic[StateT]):
             ConflictError: it is, or was, another episode's.
             SessionBusyError, ReleaseFailedError: as for `end`; it is not fenced, so the close can be sent again.
         """
-        session, fence = self._open.get(session_id), self.fence(session_id)
+        session, fence = self.get(session_id), self.fence(session_id)
         bound_to = session.episode if session is not None else fence.episode if fence is not None else None
         if bound_to is not None and bound_to != episode:
             raise ConflictError("episode_id: the session is another episode's")
         await self.end(session_id)
-        self._fences.pop(session_id, None)  # so that those that expire first stay in front
-        self._fences[session_id] = Fence(self._monotonic() + self._window_seconds, episode)
+        record = self._record(session_id)
+        record.fence = Fence(self._monotonic() + self._window_seconds, episode)
+        self._expiries.append((session_id, record.fence))
         self.expire_fences()
 
     def expire_fences(self) -> None:
         """Forget the closes whose window has passed."""
         now = self._monotonic()
-        while self._fences:
-            first = next(iter(self._fences))
-            if self._fences[first].until > now:
-                return
-            del self._fences[first]
+        while self._expiries and self._expiries[0][1].until <= now:
+            session_id, fence = self._expiries.popleft()
+            record = self._records.get(session_id)
+            # Closed again, or seeded anew, since: then another fence counts, or none.
+            if record is not None and record.fence is fence:
+                record.fence = None
+                self._prune(session_id, record)
+
+    def _record(self, session_id: str) -> _Record[StateT]:
+        record = self._records.get(session_id)
+        if record is None:
+            record = self._records[session_id] = _Record()
+        return record
+
+    def _forget(self, session_id: str) -> None:
+        record = self._records[session_id]
+        record.session = None
+        self._open -= 1
+        self._prune(session_id, record)
+
+    def _prune(self, session_id: str, record: _Record[StateT]) -> None:
+        if record.session is None and record.fence is None and not record.changing:
+            del self._records[session_id]

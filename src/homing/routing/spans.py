@@ -12,8 +12,8 @@ Not here: what an app traces itself, and where spans go: the app's own set-up of
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -23,6 +23,7 @@ from homing.errors import HomingError, ReplyError
 from homing.forwarding.forwarder import Forwarder, Replayable
 from homing.types import Message, Reason, Scope, Send, WorkerId, session_tag
 
+_NOBODY_LISTENS: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
 _STARTS: Final = ("http.response.start", "websocket.http.response.start")
 
 
@@ -34,7 +35,21 @@ class TracingForwarder(Forwarder):
         # Of whichever provider the app sets, now or later.
         self._tracer = trace.get_tracer("homing")
 
-    async def forward(
+    def forward(
+        self,
+        owner: WorkerId,
+        reason: Reason,
+        note: tuple[object, ...],
+        scope: Scope,
+        receive: Replayable,
+        send: Send,
+    ) -> Coroutine[Any, Any, bool]:
+        """As the forwarder's own. Where nobody has set a provider, which may come later, no span is even begun."""
+        if isinstance(trace.get_tracer_provider(), _NOBODY_LISTENS):
+            return super().forward(owner, reason, note, scope, receive, send)
+        return self._traced(owner, reason, note, scope, receive, send)
+
+    async def _traced(
         self,
         owner: WorkerId,
         reason: Reason,
@@ -43,7 +58,6 @@ class TracingForwarder(Forwarder):
         receive: Replayable,
         send: Send,
     ) -> bool:
-        """As the forwarder's own."""
         method = scope.get("method") or "websocket"
         span = self._tracer.start_span(
             f"forward {method}",

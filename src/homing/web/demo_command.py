@@ -8,16 +8,12 @@ Not here: the solver (`miniwob/solver`), the server.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import json
-import os
-import re
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -28,15 +24,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from homing.errors import HomingError, StartupError
+from homing.errors import HomingError
+from homing.runtime.child_server import child_server, clean_environment
+from homing.web.chromium.binary import CHROMIUM_ENV
 from homing.web.chromium.fetching import ensure_binary
 from homing.web.client import WebCallError, WebSession
 from homing.web.miniwob.solver import OBSERVATION_PROFILE, solvable, solve
+from homing.web.processes import OWNER_ENV
 from homing.web.replay import contact_sheet, recordings_below
 
-_START_SECONDS: Final = 120.0
-_STOP_SECONDS: Final = 30.0
-_ADDRESS: Final = re.compile(rb"running on http://127\.0\.0\.1:(\d+)")
 _LONG: Final = frozenset({"chase-circle", "moving-items", "stock-market"})
 """Tasks that take ten seconds by themselves."""
 
@@ -118,13 +114,13 @@ async def _play(workers: int, episodes: int, at_once: int, folder: Path) -> tupl
         if not console.is_terminal:
             click.echo(f"playing {episodes} episodes on {workers} workers", err=True)
         bar = progress.add_task("starting", total=episodes)
-        port = await stack.enter_async_context(_serving(workers, at_once, folder))
+        url = await stack.enter_async_context(_serving(workers, at_once, folder))
         progress.update(bar, description="playing")
         waiting = iter(chosen)
 
         async def player() -> None:
             for episode in waiting:
-                await _play_one(f"http://127.0.0.1:{port}", episode)
+                await _play_one(url, episode)
                 progress.advance(bar)
 
         began = time.monotonic()
@@ -158,66 +154,14 @@ async def _play_one(url: str, episode: Episode) -> None:
 # --- the server ---
 
 
-@contextlib.asynccontextmanager
-async def _serving(workers: int, at_once: int, folder: Path) -> AsyncIterator[int]:
-    """Start the server, give its port, and stop it."""
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("UVICORN_", "HOMING_SESSION"))
-    }
-    environment.pop("WEB_CONCURRENCY", None)
-    process = await asyncio.create_subprocess_exec(
+def _serving(workers: int, at_once: int, folder: Path) -> contextlib.AbstractAsyncContextManager[str]:
+    """Start the server, give its address, and stop it."""
+    command = (
         *(sys.executable, "-m", "homing", "web", "serve", "--tasks", "miniwob", "--workers", str(workers)),
         *("--host", "127.0.0.1", "--port", "0", "--no-access-log", "--no-use-colors", "--recordings", str(folder)),
         *("--max-sessions", str(at_once)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        # Ctrl-C reaches this process alone, which then stops the server.
-        process_group=0,
     )
-    assert process.stderr is not None
-    said: collections.deque[str] = collections.deque(maxlen=5)
-    reader = None
-    try:
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                port = await _read_port(process.stderr, said.append)
-        except TimeoutError:
-            port = None
-        if port is None:
-            raise StartupError(f"the demo's server did not start: {' / '.join(said) or 'it said nothing'}")
-        reader = asyncio.create_task(_read_on(process.stderr))
-        yield port
-    finally:
-        await _stop(process)
-        if reader is not None:
-            await reader
-
-
-async def _read_port(stream: asyncio.StreamReader, note: Callable[[str], None]) -> int | None:
-    while line := await stream.readline():
-        note(line.decode(errors="replace").strip())
-        if found := _ADDRESS.search(line):
-            return int(found[1])
-    return None
-
-
-async def _read_on(stream: asyncio.StreamReader) -> None:
-    while await stream.read(65_536):
-        pass
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            # The whole group at last: a supervisor that is killed cannot stop its workers.
-            os.killpg(process.pid, number) if number == signal.SIGKILL else process.send_signal(number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
-                await process.wait()
+    return child_server("demo's web", command, clean_environment(keep=(CHROMIUM_ENV, OWNER_ENV)))
 
 
 # --- what is shown ---

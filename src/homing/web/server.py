@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -33,8 +32,7 @@ from homing.errors import ConfigurationError
 from homing.identity import SessionKind
 from homing.routing import RoutingOptions, end, install_session_routing
 from homing.routing.sticky import request_of
-from homing.rundir import SESSION_SOCKET_DIR_ENV, leave_run_directory, made_by_launcher, siblings_directory
-from homing.runtime.secret import server_secret
+from homing.runtime.meeting import MeetingPlace
 from homing.types import ASGIApp, Receive, Scope, Send
 from homing.web.assembly import Assemble, SiteRule
 from homing.web.control import SessionControl
@@ -115,7 +113,7 @@ class WebServer:
         self._bearer_token = bearer_token
         self._max_body_bytes = max_body_bytes
         self._secret = secret
-        self._options: RoutingOptions | None = None
+        self._meeting = MeetingPlace(f"{type(self).__module__}.{type(self).__qualname__} {name}")
         self._app: FastAPI | None = None
         self._manager: WebSessionManager | None = None
         self._control: SessionControl | None = None
@@ -150,7 +148,7 @@ class WebServer:
         Raises:
             ConfigurationError: the app was made already.
         """
-        self._options = options
+        self._meeting.options = options
         if self._app is not None:
             raise ConfigurationError(f"{self!r}.app was used before the server started")
 
@@ -158,22 +156,6 @@ class WebServer:
         await self.app(scope, receive, send)
 
     # --- making it ---
-
-    @property
-    def _routes(self) -> bool:
-        if self._options is not None:
-            return self._options.socket_dir is not None
-        return bool(os.environ.get(SESSION_SOCKET_DIR_ENV)) or made_by_launcher()
-
-    def _run_directory(self) -> str:
-        if self._options is not None and self._options.socket_dir is not None:
-            return self._options.socket_dir
-        return siblings_directory(self._kind_and_name)
-
-    @property
-    def _kind_and_name(self) -> str:
-        """What tells this server from others in a run directory that several share."""
-        return f"{type(self).__module__}.{type(self).__qualname__} {self.name}"
 
     def _make_app(self) -> FastAPI:
         @asynccontextmanager
@@ -187,44 +169,28 @@ class WebServer:
         app.add_middleware(BodyLimit, max_body_bytes=self._max_body_bytes)
         if self._bearer_token is not None:
             app.add_middleware(_Bearer, token=self._bearer_token)
-        secret = self._secret or server_secret(self._run_directory() if self._routes else None)
+        secret = self._secret or self._meeting.secret()
         app.add_middleware(
             SessionMiddleware, secret_key=secret, session_cookie=self.cookie_name, max_age=COOKIE_MAX_AGE_SECONDS
         )
-        options = self._options
-        limits: dict[str, Any] = {}
-        if options is not None:
-            limits = {
-                "backlog": options.backlog,
-                "owner_timeout_seconds": options.owner_timeout_seconds,
-                "max_sessions": options.max_sessions_per_worker,
-                "placing": options.placing,
-                "scatter": options.scatter,
-                "graceful_seconds": options.graceful_seconds,
-            }
-        socket_dir: Callable[[], str] | None = self._run_directory if self._routes else None
         install_session_routing(
             app,
             WEB,
-            socket_dir,
-            self.cookie_name,
-            secret,
+            session_cookie=self.cookie_name,
+            secret_key=secret,
             # As long as a fence is kept, a late seed has to find it: where the session was.
             close_retry_window_seconds=self.settings.idle_seconds,
             session_ends=("/verify",),
             max_body_bytes=self._max_body_bytes,
-            leave_dir=None if options is not None else leave_run_directory,
-            app_name=None if options is not None else self._kind_and_name,
-            lifespan_required=True,
             error_reply=router_reply,
-            **limits,
+            **self._meeting.settings(),
         )
         return app
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         """The app's life."""
-        run_directory = self._run_directory() if self._routes else None
+        run_directory = self._meeting.directory()
         async with open_manager(
             self._assemble, self.settings, self._sites, run_directory, self._session_gone
         ) as self._manager:

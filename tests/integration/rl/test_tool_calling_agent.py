@@ -16,6 +16,9 @@ from starlette.responses import JSONResponse, Response
 from tests.support.rl_servers import CounterServer
 from tests.support.servers import serving
 
+# Imported here, as `mcp` takes seconds on a busy machine, in which four servers of one process would answer nobody.
+import homing.rl.agents.mcp_client
+import homing.rl.mcp  # noqa: F401
 from homing.rl import EnvironmentServer, ToolCallingAgent
 from homing.rl.demo import model as demo_model
 from homing.rl.demo.task import TOOLS, SumServer, demo_task

@@ -119,7 +119,7 @@ def test_episodes_whose_workers_are_killed_are_masked_as_lost_or_tried_again_and
 def test_episodes_whose_environment_worker_is_killed_are_tried_again_and_right(
     servers: dict[str, Running], tmp_path: Path
 ) -> None:
-    """What they had opened stays open: nobody is left who could close it. The last test of these servers, therefore."""
+    """And what they had open is closed by another worker."""
     victims = servers["environment"].workers()[:1]
 
     def kill_one(counts: Counts) -> None:
@@ -130,6 +130,8 @@ def test_episodes_whose_environment_worker_is_killed_are_tried_again_and_right(
     assert not victims
     see_every_verdict_right(tmp_path / "out.jsonl", 40)
     assert {line["mask_reason"] for line in whole_results(tmp_path / "out.jsonl") if line["mask_sample"]} <= BROKEN
+    see_everything_gone(servers)
+    servers["environment"].wait_for("a worker died in an episode: what it had open is closed now$")
 
 
 SCATTER = {"resources": ("--scatter",), "agent": ("--scatter",)}

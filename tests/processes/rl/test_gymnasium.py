@@ -438,3 +438,77 @@ def test_20_000_open_sessions_on_one_server_each_keep_their_count() -> None:
                 observations = env.step(np.ones(number, dtype=np.int64))[0]
                 assert (observations == count).all()
         assert server.stop() == 0
+
+
+def test_an_environment_that_hangs_costs_its_thread_and_what_lives_there() -> None:
+    arguments = ("tests.support.rl_envs:Count-v0", "--threads", "1", "--step-timeout", "3")
+    with served(*arguments, workers=1) as server:
+        hanging, waiting = Caller(url(server)), Caller(url(server))
+        hanging.post("/reset", {"options": {"hangs_at": 1}})
+        waiting.post("/reset")
+        with ThreadPoolExecutor(2) as pool:
+            steps = [pool.submit(caller.post, "/step", {"action": 0}) for caller in (hanging, waiting)]
+            hung = steps[0].result(120)
+            steps[1].result(120)
+        assert (hung.status, hung.code) == (504, "environment_hung")
+        server.wait_for("has not ended a step, reset or close within 3 s")
+        server.wait_for("in _wait_for_ever")  # where it hangs
+        # What lived on the thread is lost, and says so; nothing begins anew by itself.
+        for caller in (hanging, waiting):
+            lost = caller.post("/step", {"action": 0})
+            assert (lost.status, lost.code) == (404, "session_lost")
+            assert caller.post("/reset").status == 200
+            assert caller.post("/step", {"action": 0}).content["observation"] == [1.0]
+        told = Caller(url(server)).call("GET", "/healthz").content
+        assert (told["environments"], told["threads_given_up"]) == (2, 1)
+        # A close that hangs, or an environment that hangs as the server stops, keeps neither the session nor the process.
+        hanging.post("/reset", {"options": {"hang_in_close": True}})
+        assert hanging.post("/close_session").status == 503
+        assert hanging.post("/close_session").status == 200
+        waiting.post("/reset", {"options": {"hang_in_close": True}})
+        assert server.stop() in (0, -signal.SIGTERM)
+
+
+def test_a_hanging_environment_leaves_the_rest_of_a_batch_as_it_is() -> None:
+    with served("tests.support.rl_envs:Count-v0", "--threads", "2", "--step-timeout", "3", workers=1) as server:
+        callers = [Caller(url(server)) for _ in range(4)]
+        options = [{"hangs_at": 2}, {}, {}, {}]  # places 0 and 2 share a thread, and so do 1 and 3
+        named = [
+            caller.post("/reset", {"options": each}).content["session_id"]
+            for caller, each in zip(callers, options, strict=True)
+        ]
+        items = [{"session_id": session_id, "action": 0} for session_id in named]
+        caller = Caller(url(server))
+        for expected in (
+            [[1.0], [1.0], [1.0], [1.0]],
+            ["environment_hung", [2.0], "environment_hung", [2.0]],
+            ["not_here", [3.0], "not_here", [3.0]],
+        ):
+            answers = caller.post("/batch", {"items": items}).content["items"]
+            assert [each.get("observation") or each["error"]["code"] for each in answers] == expected
+
+
+def test_an_environment_that_hangs_while_it_is_made_leaves_no_session() -> None:
+    with served("tests.support.rl_envs:Count-v0", "--threads", "1", "--step-timeout", "3", workers=1) as server:
+        caller = Caller(url(server))
+        hung = caller.post("/reset", {"options": {"hang": True}})
+        assert (hung.status, hung.code) == (504, "environment_hung")
+        assert caller.call("GET", "/healthz").content["environments"] == 0
+        assert caller.post("/reset").status == 200
+
+
+def test_a_vector_deals_its_sessions_out_evenly(frozen_lake: Running) -> None:
+    before = sessions_of_each(frozen_lake, 4)
+    with contextlib.closing(RemoteVectorEnv(url(frozen_lake), 12)) as many:
+        many.reset(seed=1)
+        after = sessions_of_each(frozen_lake, 4)
+        assert {worker: after[worker] - count for worker, count in before.items()} == dict.fromkeys(before, 3)
+
+
+def sessions_of_each(server: Running, workers: int) -> dict[str, int]:
+    """How many environments each worker has, by the worker's ID."""
+    found: dict[str, int] = {}
+    while len(found) < workers:
+        told = Caller(url(server)).call("GET", "/healthz").content
+        found[told["worker"]] = told["environments"]
+    return found

@@ -51,6 +51,19 @@ def test_64_sessions_at_once_call_their_tools_with_the_official_client(url: str,
     assert len(found["pids"]) == WORKERS
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", PROGRAMS)
+def test_an_agents_own_mcp_client_sees_the_same_under_both_sdks(url: str, client: str) -> None:
+    found = drive("tests.support.agent_mcp_client", url, programs=PROGRAMS[client], timeout_seconds=250)
+    assert found == {
+        "parameters": "integer",
+        "described": True,
+        "counted": [12, 12, False],
+        "refused": [["nothing can be divided by 0"], True],
+        "lost": [False, True, True],
+    }
+
+
 def seed(url: str) -> tuple[Caller, dict[str, Any], str]:
     caller = Caller(url)
     names = {"resources_session_id": secrets.token_hex(16), "episode_id": {"rollout_id": secrets.token_hex(4)}}

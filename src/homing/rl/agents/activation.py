@@ -14,6 +14,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from homing.rl.disconnect import end_tasks
 from homing.rl.episode_protocol import AgentSeedRequest, ResponsesRequest, ToolAccess
 from homing.rl.outgoing import Cookies
 
@@ -110,7 +111,7 @@ class Activation:
         Raises:
             StoppedError: the activation was asked to stop; `work` is cancelled.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work, name="homing agent work that may be given up")
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,9 +120,7 @@ class Activation:
             raise StoppedError
         finally:
             stopping.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            await end_tasks([task])
 
     def response(self, *, incomplete: str | None = None) -> dict[str, Any]:
         """What it has put out, as a response object of the OpenAI Responses API.

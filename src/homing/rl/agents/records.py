@@ -26,9 +26,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from homing.clock import SYSTEM_CLOCK, Clock
+from homing.rl.disconnect import end_tasks
 from homing.rl.errors import ConflictError
 from homing.types import session_tag
 
@@ -49,6 +50,9 @@ SeedT = TypeVar("SeedT", bound=Seed)
 SessionT = TypeVar("SessionT")
 ReceiptT = TypeVar("ReceiptT")
 T = TypeVar("T")
+
+CLOSE_SECONDS: Final = 60.0
+"""How long seeds and closes under way may take once the server stops, and then as long all clean-ups together."""
 
 
 class RecordState(enum.Enum):
@@ -179,21 +183,38 @@ class AgentRecords(Generic[SeedT, SessionT, ReceiptT]):
         self._records.pop(session_id, None)
 
     async def aclose(self) -> None:
-        """Finish what is under way, and clean up every session that is still open. Failures are logged. Safe twice."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        for session_id, record in list(self._records.items()):
-            if record.session is not None:
-                try:
-                    await self._owned(self._close(session_id, record.episode, marked=False))
-                except Exception:
-                    logger.exception("agent session %s could not be cleaned up", session_tag(session_id))
+        """Finish what is under way, and clean up every session that is still open, many at once. Safe twice.
 
-    async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
+        What fails is logged, and what takes longer than `CLOSE_SECONDS` is cancelled, and logged too.
+        """
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=CLOSE_SECONDS)
+        closes = [
+            self._own(self._close_at_last(session_id, record.episode))
+            for session_id, record in self._records.items()
+            if record.session is not None
+        ]
+        if closes:
+            await asyncio.wait(closes, timeout=CLOSE_SECONDS)
+        await end_tasks(list(self._tasks))
+
+    async def _close_at_last(self, session_id: str, episode: Any) -> None:
+        try:
+            await self._close(session_id, episode, marked=False)
+        except asyncio.CancelledError:
+            logger.error("agent session %s was not cleaned up in time", session_tag(session_id))  # noqa: TRY400 - no bug
+            raise
+        except Exception:
+            logger.exception("agent session %s could not be cleaned up", session_tag(session_id))
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name="homing agent record")
         self._tasks.add(task)
         task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return task
+
+    async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._own(work))
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

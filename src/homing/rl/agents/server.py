@@ -3,12 +3,11 @@
 The invariants: a session's records, and so its ownership, are kept as `records.py` says; at most one activation
 runs in a session; and what a worker that stops has open is cleaned up first.
 
-Not here: the ready agent (`tool_calling.py`), and which worker a request reaches (`homing.routing`).
+Not here: how an activation runs and ends (`activations.py`), the ready agent (`tool_calling.py`), and which worker a request reaches (`homing.routing`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,19 +16,19 @@ from typing import Any, ClassVar, Final
 from fastapi import FastAPI
 from itsdangerous import TimestampSigner
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from homing.errors import ReplyError
 from homing.identity import AGENT, SessionKind, cookie_session
 from homing.lifetime.records import OwnershipReleaser
 from homing.rl.agents.activation import Activation, AgentSession
+from homing.rl.agents.activations import Activations, activation_index, cut_off
 from homing.rl.agents.errors import AgentCleanUpError, AgentRunError
 from homing.rl.agents.records import AgentRecords
-from homing.rl.agents.run import AgentRun
-from homing.rl.disconnect import client_left, unless_client_leaves
+from homing.rl.agents.run import CLEANUP_SECONDS, AgentRun
+from homing.rl.disconnect import END_SECONDS, unless_client_leaves
 from homing.rl.episode_protocol import (
-    ACTIVATION_HEADER,
     AGENT_SESSION_ID_KEY,
     AgentCapabilities,
     AgentCloseReply,
@@ -42,7 +41,7 @@ from homing.rl.episode_protocol import (
     StopRequest,
     ToolAccess,
 )
-from homing.rl.errors import ConflictError, InvalidRequestError, NotFoundError, SeedRejectedError
+from homing.rl.errors import ConflictError, NotFoundError, SeedRejectedError
 from homing.rl.json_route import add_json_route, json_response, read_body, validated
 from homing.rl.outgoing import Cookies, OutgoingCalls, under_rollout
 from homing.rl.protocol import Aggregate, AggregateRequest, EpisodeId, Verdict, aggregate
@@ -103,7 +102,7 @@ class AgentServer(RlServer):
         self.runs = 0
         self.calls = OutgoingCalls(new_connection_per_call=new_connection_per_call)
         self._owners: OwnershipReleaser | None = None
-        self._activations: set[Activation] = set()
+        self._activations = Activations(self.respond)
         self._records: AgentRecords[AgentSeedRequest, AgentSession, AgentCloseReply] = AgentRecords(
             make=AgentSession,
             set_up=self._set_up,
@@ -330,8 +329,8 @@ class AgentServer(RlServer):
         await self.set_up(session)
 
     async def _clean_up(self, session: AgentSession) -> AgentCloseReply:
-        if session.activation is not None:
-            await self._cut_off(session.activation)
+        if session.activation is not None and not await cut_off(session.activation):
+            raise AgentCleanUpError  # not beneath it: what it uses would be gone
         try:
             observations = await self.clean_up(session) if session.set_up_began else None
         except ReplyError:
@@ -357,7 +356,7 @@ class AgentServer(RlServer):
             return await self._respond_without_session(request, body)
         assert request.scope.get(SESSION_ID_SCOPE_KEY) in (None, session_id)
         session = self._records.open_session(session_id)
-        index = _activation_index(request, len(session.responses) + 1)
+        index = activation_index(request, len(session.responses) + 1)
         if index <= len(session.responses):
             return json_response(session.responses[index - 1])
         if session.activation is not None:
@@ -370,7 +369,7 @@ class AgentServer(RlServer):
             cookies=session.resources_cookies,
         )
         session.partial_response = None
-        return json_response(await self._run(activation, request))
+        return json_response(await self._activations.run(activation, request))
 
     async def _respond_without_session(self, request: Request, body: ResponsesRequest) -> Response:
         key = current_rollout()
@@ -387,67 +386,17 @@ class AgentServer(RlServer):
             tool_accesses=accesses,
             cookies={OWN_TOOLS: cookies},
         )
-        reply = json_response(await self._run(activation, request))
+        reply = json_response(await self._activations.run(activation, request))
         for name, value in cookies.values.items():
             if before.get(name) != value:
                 # Whoever began the session goes on with the cookies that the tools have set.
                 reply.headers.append("set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Lax")
         return reply
 
-    async def _run(self, activation: Activation, request: Request) -> dict[str, Any]:
-        """Run an activation for as long as somebody waits for it."""
-        running = activation.task = asyncio.create_task(self._activate(activation), name="homing agent activation")
-        leaving = asyncio.create_task(client_left(request), name="homing agent client")
-        self._activations.add(activation)
-        try:
-            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                await self._cut_off(activation)
-            if running.cancelled():
-                if leaving.done():
-                    raise ClientDisconnect
-                raise ConflictError("the session was closed while the activation ran")
-            return running.result()
-        finally:
-            self._activations.discard(activation)
-            for task in (running, leaving):
-                if not task.done():
-                    task.cancel()
-            await asyncio.wait({running, leaving})
-            # A task that was cancelled before it began has not done so itself.
-            if activation.session is not None and activation.session.activation is activation:
-                activation.session.activation = None
-
-    async def _activate(self, activation: Activation) -> dict[str, Any]:
-        """Run it, and note what came of it in the same step, so that a close sees either all of it or none."""
-        session = activation.session
-        try:
-            response = await self.respond(activation)
-        except BaseException:
-            if session is not None:
-                session.partial_response = activation.response(incomplete="cut_off")
-            raise
-        else:
-            if session is not None:
-                session.responses.append(response)
-            return response
-        finally:
-            if session is not None:
-                session.activation = None
-
-    async def _cut_off(self, activation: Activation) -> None:
-        """Cancel an activation and wait until it has ended."""
-        task = activation.task
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-
     async def _serve_stop(self, request: Request) -> Response:
         body: StopRequest = validated(_STOP, await read_body(request, self.max_body_bytes))
         rollout_id = request.path_params["rollout_id"]
-        running = [each for each in self._activations if each.rollout_id == rollout_id]
-        stopped = [each.stop(body.reason) for each in running]
-        return json_response(StopReply(stopped=any(stopped)))
+        return json_response(StopReply(stopped=self._activations.stop(rollout_id, body.reason)))
 
     # --- runs ---
 
@@ -468,20 +417,10 @@ class AgentServer(RlServer):
         )
         self.runs += 1
         try:
-            return json_response(await unless_client_leaves(request, run.drive(body)))
+            end_seconds = CLEANUP_SECONDS + END_SECONDS
+            return json_response(await unless_client_leaves(request, run.drive(body), end_seconds=end_seconds))
         finally:
             self.runs -= 1
-
-
-def _activation_index(request: Request, following: int) -> int:
-    text = request.headers.get(ACTIVATION_HEADER)
-    if text is None:
-        return following
-    if not text.isdecimal() or not int(text) >= 1:
-        raise InvalidRequestError(f"{ACTIVATION_HEADER} is the activation's index in its session, from 1 on")
-    if int(text) > following:
-        raise ConflictError(f"{ACTIVATION_HEADER} is {text}, and the session's next activation is {following}")
-    return int(text)
 
 
 def _rollout_of(capture_key: str | None) -> str | None:

@@ -3,18 +3,16 @@
 The invariant: what the model did wrong (an unknown tool, arguments that do not fit) is an answer to the model; what went
 wrong elsewhere (a session that is lost, a server that does not answer) ends the run, and is no measurement of it.
 
-Not here: the loop (`tool_calling.py`).
+Not here: the loop (`tool_calling.py`), and the MCP client (`mcp_client.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from homing.rl.agents.errors import AgentRunError
@@ -22,7 +20,7 @@ from homing.rl.episode_protocol import ToolAccess
 from homing.rl.outgoing import CONNECT_SECONDS, SESSION_LOST, CallError, Cookies, OutgoingCalls
 
 if TYPE_CHECKING:
-    from mcp import Client
+    from homing.rl.agents.mcp_client import McpClient
 
 _MODELS_FAULT: Final = frozenset({400, 404, 405, 413, 422})
 
@@ -39,26 +37,25 @@ class Tools:
         self._calls = calls
         self._timeout_seconds = timeout_seconds
         self._direct: dict[str, tuple[ToolAccess, Cookies]] = {}
-        self._listed: dict[str, _Listed] = {}
+        self._listed: dict[str, McpClient] = {}
 
     def add_direct(self, access: ToolAccess, cookies: Cookies, definitions: Sequence[Mapping[str, Any]]) -> None:
         for tool in definitions:
             if tool.get("type") == "function" and isinstance(tool.get("name"), str):
                 self._direct.setdefault(str(tool["name"]), (access, cookies))
 
-    async def add_listed(self, server: _Listed) -> None:
+    async def add_listed(self, client: McpClient) -> None:
         """Add what an MCP server lists; a name that is taken already stays whose it is."""
-        found = await server.client.list_tools()
-        for tool in found.tools:
+        for tool in await client.tools():
             if tool.name in self._direct or tool.name in self._listed:
                 continue
-            self._listed[tool.name] = server
+            self._listed[tool.name] = client
             self.definitions.append(
                 {
                     "type": "function",
                     "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": tool.input_schema,
+                    "description": tool.description,
+                    "parameters": tool.parameters,
                     "strict": False,
                 }
             )
@@ -100,15 +97,14 @@ class Tools:
         return reply if isinstance(reply, str) else json.dumps(reply)
 
     async def _call_listed(self, name: str, arguments: dict[str, Any]) -> str:
-        server = self._listed[name]
-        with _mcp_faults(f"the tool {name}", server.watched):
-            result = await server.client.call_tool(name, arguments, read_timeout_seconds=self._timeout_seconds)
-        texts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
-        text = "\n".join(texts)
-        if result.is_error:
+        client = self._listed[name]
+        with _mcp_faults(f"the tool {name}", client):
+            answer = await client.call(name, arguments, timeout_seconds=self._timeout_seconds)
+        text = "\n".join(answer.texts)
+        if answer.is_error:
             return _problem(text)
-        if not texts and result.structured_content is not None:
-            return json.dumps(result.structured_content)
+        if not answer.texts and answer.structured is not None:
+            return json.dumps(answer.structured)
         return text
 
 
@@ -138,68 +134,30 @@ async def open_tools(
                 tools.add_direct(access, cookies[access.name], definitions)
         for access in accesses:
             if access.transport == "mcp":
-                watched = _Watched()
-                with _mcp_faults(f"the MCP server {access.name}", watched):
-                    client = await stack.enter_async_context(_mcp_client(access, watched))
-                    await tools.add_listed(_Listed(client, watched))
+                # Not before it is needed: an agent whose tools are plain routes needs no MCP. In a thread: it takes a while.
+                await asyncio.to_thread(import_module, "homing.rl.agents.mcp_client")
+                from homing.rl.agents.mcp_client import McpClient, open_mcp
+
+                headers = {**access.headers, **Cookies(dict(access.cookies)).header()}
+                client = McpClient()
+                with _mcp_faults(f"the MCP server {access.name}", client):
+                    await stack.enter_async_context(
+                        open_mcp(client, access.url, headers, connect_seconds=CONNECT_SECONDS)
+                    )
+                    await tools.add_listed(client)
         yield tools
 
 
-class _Watched:
-    """What a client's replies said about the session: MCP clients do not hand on an HTTP reply's own error."""
-
-    def __init__(self) -> None:
-        self.lost = False
-
-    async def see(self, response: Any) -> None:
-        code = response.headers.get("homing-error")
-        if response.status_code == 410 or code in ("session_gone", "session_lost"):
-            self.lost = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """An MCP server that listed a tool."""
-
-    client: Client
-    watched: _Watched
-
-
 @contextmanager
-def _mcp_faults(what: str, watched: _Watched) -> Iterator[None]:
+def _mcp_faults(what: str, client: McpClient) -> Iterator[None]:
     """What an MCP client raises, as the end of the run. It fails in many ways, and none of them is the model's doing."""
     try:
         yield
     except (AgentRunError, asyncio.CancelledError):
         raise
     except Exception as error:
-        kind = SESSION_LOST if watched.lost else "tool_server_failed"
+        kind = SESSION_LOST if client.lost else "tool_server_failed"
         raise AgentRunError(kind, f"{what}: {type(error).__name__}: {error}"[:500], retryable=True) from error
-
-
-@asynccontextmanager
-async def _mcp_client(access: ToolAccess, watched: _Watched) -> AsyncIterator[Client]:
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    cookies = Cookies(dict(access.cookies)).header()
-    async with (
-        httpx2.AsyncClient(
-            headers={**access.headers, **cookies},
-            verify=_certificates(),
-            timeout=httpx2.Timeout(CONNECT_SECONDS, read=None),
-            event_hooks={"response": [watched.see]},
-        ) as http,
-        Client(streamable_http_client(access.url, http_client=http)) as client,
-    ):
-        yield client
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """One for all clients: loading the machine's certificates costs more than many calls."""
-    return ssl.create_default_context()
 
 
 def _problem(text: str) -> str:

@@ -8,34 +8,22 @@ Not here: the servers (`servers.py`).
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 import click
 from rich.console import Console
 
-from homing.errors import StartupError
 from homing.rl.demo.servers import URLS
 from homing.rl.demo.task import demo_task, demo_task_line
 from homing.rl.rollouts.collector import Collector
 from homing.rl.rollouts.command import INTERRUPTED_EXIT_CODE, Shown, print_summary, run_until_interrupted
 from homing.rl.rollouts.results import ResultsFile
 from homing.rl.rollouts.tasks import read_tasks
-
-START_SECONDS: Final = 120.0
-STOP_SECONDS: Final = 15.0
-
-_ADDRESS: Final = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
+from homing.runtime.child_server import ChildServer, clean_environment
 
 
 @click.command(short_help="See episodes run through four servers of several workers each.")
@@ -113,9 +101,7 @@ def demo_servers(
     Raises:
         StartupError: one did not start; with what it said.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("UVICORN_", "HOMING_"))}
-    environment.pop("WEB_CONCURRENCY", None)
-    environment.update(env or {})
+    environment = clean_environment() | dict(env or {})
     urls: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         # The agent is told of the model and the resources server, the environment server of the agent: in this order.
@@ -123,7 +109,7 @@ def demo_servers(
             started = []
             for name in names:
                 more = ("--no-sessions",) if name == "model" and workers > 1 else ()
-                server = _Server(name, workers, (*more, *(options or {}).get(name, ())), environment)
+                server = _server(name, workers, (*more, *(options or {}).get(name, ())), environment)
                 stack.callback(server.close)
                 started.append(server)
             for server in started:
@@ -133,64 +119,11 @@ def demo_servers(
         yield urls
 
 
-class _Server:
-    """One server process. `close` stops it, and waits until all its processes are gone."""
-
-    def __init__(self, name: str, workers: int, options: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self.name = name
-        self._workers = workers
-        self._said: collections.deque[str] = collections.deque(maxlen=20)
-        self._url: str | None = None
-        self._ready = threading.Event()
-        self._process = subprocess.Popen(  # noqa: S603 - this very Python, and nothing that a user typed
-            [
-                *(sys.executable, "-m", "homing", "run", f"homing.rl.demo.servers:{name}", "--factory"),
-                *("--workers", str(workers), "--host", "127.0.0.1", "--port", "0"),
-                *("--no-access-log", "--no-use-colors", *options),
-            ],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            # Ctrl-C reaches this process alone, which then stops the servers in its own order.
-            process_group=0,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True, name=f"homing demo {name}")
-        self._reader.start()
-
-    def wait_until_ready(self) -> str:
-        """The server's address, once every worker serves.
-
-        Raises:
-            StartupError: it ended, or the time passed.
-        """
-        if not self._ready.wait(START_SECONDS) or self._url is None:
-            raise StartupError(
-                f"the demo's {self.name} server did not start: {' / '.join(self._said) or 'it said nothing'}"
-            )
-        return self._url
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._said.append(line.strip())
-            if found := _ADDRESS.search(line):
-                self._url = found[1]
-            if f"all {self._workers} workers are ready" in line or (self._workers == 1 and self._url is not None):
-                self._ready.set()
-        self._ready.set()  # it ended: nobody needs to wait any longer
-
-    def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is not None:
-                break
-            with contextlib.suppress(ProcessLookupError):
-                # The whole group at last: a supervisor that is killed cannot stop its workers.
-                os.killpg(self._process.pid, number) if number == signal.SIGKILL else self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-        self._reader.join(STOP_SECONDS)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+def _server(name: str, workers: int, options: tuple[str, ...], environment: Mapping[str, str]) -> ChildServer:
+    command = (
+        *(sys.executable, "-m", "homing", "run", f"homing.rl.demo.servers:{name}", "--factory"),
+        *("--workers", str(workers), "--host", "127.0.0.1", "--port", "0"),
+        *("--no-access-log", "--no-use-colors", *options),
+    )
+    ready = f"all {workers} workers are ready" if workers > 1 else None
+    return ChildServer(name, command, environment, ready=ready)

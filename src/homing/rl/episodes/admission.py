@@ -55,7 +55,7 @@ class Admission:
     """One worker's part in its server's admission. An async context manager.
 
     Args:
-        directory: Shared by the workers of the server; made if it is missing. Everything in it is this class's.
+        directory: Shared by the workers of the server; made if it is missing. Beside other files, in which it has no part.
         slots: How many episodes may run at once, in all workers together.
         max_waiting: How many may wait, in all workers together.
     """

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from homing.rl.episode_protocol import AgentCloseReply, EpisodeRequest, ToolAccess
 from homing.rl.episodes.cleanup import CleanUp
+from homing.rl.episodes.leases import Close
 from homing.rl.outgoing import SESSION_LOST, CallError, Cookies, OutgoingCalls, under_rollout
 from homing.rl.protocol import CLOSE_FOLLOWS, ResourcesSeedReply, Verdict
 
@@ -108,6 +109,21 @@ class Episode:
 
     def __repr__(self) -> str:
         return f"<Episode {self._request.episode_id.capture_key}: {self.stage}>"
+
+    def closes(self) -> list[Close]:
+        """What another worker has to close if this one dies, the last to be opened first."""
+        return [
+            Close(
+                "the agent session",
+                f"{self._agent}/v1/agent_sessions/close",
+                {"agent_session_id": self._agent_id, "episode_id": self._episode},
+            ),
+            Close(
+                "the resources session",
+                f"{self._resources}/close_session",
+                {"resources_session_id": self._resources_id, "episode_id": self._episode},
+            ),
+        ]
 
     async def drive(self) -> Verdict:
         """The verdict.

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -24,15 +24,17 @@ from starlette.responses import Response
 
 import homing
 from homing.errors import ConfigurationError
-from homing.rl.disconnect import unless_client_leaves
+from homing.rl.disconnect import END_SECONDS, end_tasks, unless_client_leaves
 from homing.rl.episode_protocol import MAX_REASON_CHARACTERS, EpisodeFailure, EpisodeReply, EpisodeRequest
 from homing.rl.episodes.admission import Admission, NotAdmittedError
 from homing.rl.episodes.episode import Episode, EpisodeFailedError, EpisodeSettings, Stage, ToolTransport
+from homing.rl.episodes.leases import Close, Leases
 from homing.rl.json_route import add_error_replies, add_json_route, json_response, read_body, validated
-from homing.rl.outgoing import SESSION_LOST, OutgoingCalls
+from homing.rl.outgoing import SESSION_LOST, CallError, OutgoingCalls
 from homing.rl.rollout import RolloutPrefixMiddleware
 from homing.routing import RoutingOptions
 from homing.rundir import EPISODES_DIR, RunDirectory, leave_run_directory, siblings_directory
+from homing.runtime.meeting import MeetingPlace
 from homing.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -115,9 +117,12 @@ class EnvironmentServer:
             cleanup_timeout_seconds=cleanup_timeout_seconds,
             training_token_capture=training_token_capture,
         )
+        # A cancelled episode still closes what it has opened.
+        self._end_seconds = cleanup_timeout_seconds + END_SECONDS
         self._calls = OutgoingCalls(new_connection_per_call=new_connection_per_call)
-        self._options: RoutingOptions | None = None
+        self._meeting = MeetingPlace(f"environment {name}")
         self._admission: Admission | None = None
+        self._leases: Leases | None = None
         self._running = 0
         # Clean-ups under way: each outlives the request it belongs to, and none outlives the server.
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -138,7 +143,7 @@ class EnvironmentServer:
 
     def use_routing_options(self, options: RoutingOptions) -> None:
         """How this server runs; `homing run` says so before the server starts."""
-        self._options = options
+        self._meeting.options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -170,32 +175,39 @@ class EnvironmentServer:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._calls)
             stack.push_async_callback(self._finish_cleanups)
-            if self.max_concurrent_episodes is not None:
-                directory = self._options.socket_dir if self._options is not None else None
-                if directory is None:
-                    directory = siblings_directory(f"environment {self.name}")
-                    stack.callback(leave_run_directory, directory)
-                # Held, so that nobody takes it for one that a dead server has left.
-                stack.enter_context(RunDirectory.open(directory))
-                self._admission = await stack.enter_async_context(
-                    Admission(
-                        os.path.join(directory, EPISODES_DIR),
-                        slots=self.max_concurrent_episodes,
-                        max_waiting=self.max_queued_episodes,
+            if self.max_concurrent_episodes is not None or self._meeting.has_others:
+                directory = os.path.join(self._shared_directory(stack), EPISODES_DIR)
+                if self._meeting.has_others:
+                    self._leases = Leases(directory, self._close_left)
+                    sweeper = asyncio.create_task(self._leases.sweep_forever(), name="homing episode leases")
+                    stack.push_async_callback(end_tasks, [sweeper])
+                if self.max_concurrent_episodes is not None:
+                    admission = Admission(
+                        directory, slots=self.max_concurrent_episodes, max_waiting=self.max_queued_episodes
                     )
-                )
+                    self._admission = await stack.enter_async_context(admission)
             yield
 
+    def _shared_directory(self, stack: AsyncExitStack) -> str:
+        """The run directory, until the stack is left."""
+        directory = self._meeting.directory() or siblings_directory(self._meeting.name)
+        if self._meeting.options is None or self._meeting.options.socket_dir is None:
+            stack.callback(leave_run_directory, directory)
+        # Held, so that nobody takes it for one that a dead server has left.
+        stack.enter_context(RunDirectory.open(directory))
+        return directory
+
     async def _finish_cleanups(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._end_seconds)
+            await end_tasks(list(self._tasks))
 
     async def _answer_alive(self, request: Request) -> Response:
         return json_response({"status": "ok", "server": self.name, "running": self.running, "waiting": self.waiting})
 
     async def _serve_run(self, request: Request) -> Response:
         body: EpisodeRequest = validated(_EPISODE, await read_body(request, _MAX_BODY_BYTES))
-        return json_response(await unless_client_leaves(request, self.run(body)))
+        return json_response(await unless_client_leaves(request, self.run(body), end_seconds=self._end_seconds))
 
     async def run(self, request: EpisodeRequest) -> EpisodeReply:
         """Drive one episode, once it is its turn. Cancelled, it still closes what it opened before it ends."""
@@ -208,15 +220,26 @@ class EnvironmentServer:
         except NotAdmittedError as error:
             return _failure(request, error.kind, str(error), stage="admission", terminal=False)
 
+    async def _close_left(self, close: Close) -> bool:
+        try:
+            await self._calls.post(close.url, close.body, timeout_seconds=self._settings.call_timeout_seconds)
+        except CallError as error:
+            logger.info("%s of a dead worker's episode: %s", close.what, error.detail)
+            # Lost with its own worker, or refused for good.
+            return error.kind == SESSION_LOST or not error.retryable
+        return True
+
     async def _run_admitted(self, request: EpisodeRequest) -> EpisodeReply:
         episode = Episode(request, self._settings, self._calls, self._tasks)
         self._running += 1
         try:
-            try:
-                async with asyncio.timeout(self.default_episode_timeout_seconds):
-                    verdict = await episode.drive()
-            finally:
-                await episode.cleanup.aclose()
+            # Held until all is closed; if this worker dies before, another one closes it.
+            with nullcontext() if self._leases is None else self._leases.held(episode.closes()):
+                try:
+                    async with asyncio.timeout(self.default_episode_timeout_seconds):
+                        verdict = await episode.drive()
+                finally:
+                    await episode.cleanup.aclose()
         except EpisodeFailedError as error:
             if episode.lost:
                 # A call that broke says only that its worker was lost; the close found that the session was, too.
