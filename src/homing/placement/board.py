@@ -32,9 +32,11 @@ SLOTS: Final = 256
 _NUMBERS: Final = 16
 _SENT_AT: Final = _NUMBERS * 8 // 2
 ROW_BYTES: Final = _NUMBERS * 8 + SLOTS * 2
-BOARD_BYTES: Final = ROW_BYTES * SLOTS
+BOARD_BYTES: Final = ROW_BYTES * SLOTS + 8
 _ROW_NUMBERS: Final = ROW_BYTES // 8
 _ROW_SHORTS: Final = ROW_BYTES // 2
+_CHANGED: Final = SLOTS * _ROW_NUMBERS
+"""The number behind the rows: when a row was last begun or given back. Whoever reads another one than before looks who is there."""
 
 # Which number of a row is what.
 _ID_HIGH, _ID_LOW, _BOOT, _APP = 0, 1, 2, 3
@@ -107,6 +109,7 @@ class Board:
         self._run_directory = run_directory
         self._dead: set[WorkerId] = set()
         self._others: list[Other] = []
+        self._seen = 0
         path = os.path.join(run_directory.path, BOARD_NAME)
         with contextlib.ExitStack() as opening:
             try:
@@ -145,6 +148,7 @@ class Board:
         self._numbers[at + _BOOT], self._numbers[at + _APP] = self._identity
         self._numbers[at + _ID_LOW] = int(self.worker_id[16:], 16)
         self._numbers[at + _ID_HIGH] = int(self.worker_id[:16], 16)
+        self._numbers[_CHANGED] = time.monotonic_ns()
 
     # --- the worker's own row ---
 
@@ -183,8 +187,9 @@ class Board:
     # --- the others' rows ---
 
     def refresh(self) -> None:
-        """Look again which rows are those of living workers of this app. About 20 µs; with every beat."""
+        """Look again which rows are those of living workers of this app. About 20 µs; with every beat and new worker."""
         numbers, found = self._numbers, []
+        self._seen = numbers[_CHANGED]  # before the rows: one that begins meanwhile is seen at the next look
         for slot in range(SLOTS):
             at = slot * _ROW_NUMBERS
             if not numbers[at] or slot == self.slot or (numbers[at + _BOOT], numbers[at + _APP]) != self._identity:
@@ -196,6 +201,8 @@ class Board:
 
     def others(self) -> Iterator[Other]:
         """The rows of the living workers of this app, but for this one's; none of a worker that is known to be dead."""
+        if not self._map.closed and self._numbers[_CHANGED] != self._seen:
+            self.refresh()
         for each in self._others:
             if each.worker_id in self._dead:
                 continue
@@ -219,6 +226,7 @@ class Board:
         if self._map.closed:
             return
         self[_ID_HIGH] = self[_ID_LOW] = 0
+        self._numbers[_CHANGED] = time.monotonic_ns()
         self._others = []
         self._numbers.release()
         self._shorts.release()

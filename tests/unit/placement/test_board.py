@@ -40,7 +40,6 @@ def worker(directory: RunDirectory, app: str = "") -> Iterator[Board]:
 
 def test_what_one_writes_the_others_see_at_once(directory: RunDirectory) -> None:
     with worker(directory) as one, worker(directory) as two:
-        one.refresh()
         (seen,) = one.others()
         assert (seen.worker_id, seen[SESSIONS]) == (two.worker_id, 0)
         two[SESSIONS] = 7
@@ -49,6 +48,15 @@ def test_what_one_writes_the_others_see_at_once(directory: RunDirectory) -> None
         two.sent(one.slot)
         two.sent(one.slot)
         assert seen.sent_to(one.slot) == 0
+
+
+def test_who_comes_and_who_goes_is_seen_at_once_and_not_with_the_next_beat(directory: RunDirectory) -> None:
+    with worker(directory) as one:
+        for _ in range(3):
+            with worker(directory) as two:
+                assert [each.worker_id for each in one.others()] == [two.worker_id]
+            assert list(one.others()) == []
+    assert list(one.others()) == []  # closed itself, it sees nobody
 
 
 def test_workers_of_another_app_are_not_seen(directory: RunDirectory) -> None:
