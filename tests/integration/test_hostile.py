@@ -58,9 +58,8 @@ def server(shared: Shared) -> Iterator[Staged]:
     assert not staged.server.log.find("Traceback"), staged.server.log
     names = {re.sub("[0-9a-f]{32}", "<worker>", entry.name) for entry in staged.run_directory.iterdir()}
     of_workers = {"<worker>.sock", "<worker>.conn", "<worker>.life"}
-    assert names <= of_workers | {"session-owners", "owners.lock", "server.lock", "server.json", "page", "first-app"}, (
-        names
-    )
+    of_server = {"server.lock", "server.json", "control.sock", "page", "board", "permits", "first-app"}
+    assert names <= of_workers | of_server | {"session-owners", "owners.lock"}, names
     for record in (staged.run_directory / "session-owners").iterdir():
         assert re.fullmatch("[0-9a-f]{64}", record.name)
         assert re.fullmatch("[0-9a-f]{32}[.][0-9a-f]{32}", os.readlink(record))

@@ -141,5 +141,7 @@ def test_only_the_age_of_cookies_and_what_people_read_is_told_by_the_wall_clock(
         "identity/set_cookie.py": {"wall"},
         # When a server and a worker started, for people to read.
         "runtime/command.py": {"wall"},
+        # And when a log line was written, for machines.
+        "runtime/logs.py": {"fromtimestamp"},
         "runtime/publisher.py": {"wall"},
     }

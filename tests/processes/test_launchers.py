@@ -254,7 +254,7 @@ RECYCLING = {"uvicorn": "--limit-max-requests", "gunicorn": "--max-requests", "h
 @pytest.mark.parametrize("launcher", [SLOW, "gunicorn", "hypercorn"])
 def test_a_recycled_worker_is_replaced_by_one_that_meets_the_others(launcher: str) -> None:
     async def test() -> None:
-        limit = 12
+        limit = 60  # more than it takes to find a connection to each worker, twice
         options = RECYCLING[launcher], str(limit)
         async with served(LAUNCHERS[launcher], *options, clean=False) as server, AsyncExitStack() as stack:
             wires = await stack.enter_async_context(connections(server.process.address, WORKERS))

@@ -160,6 +160,8 @@ class ServerHistories(RuleBasedStateMachine):
         return client.pid
 
     def _use(self, client: Client, session: Session) -> None:
+        if session.pid:
+            self._count("used here" if session.pid == client.pid else "used elsewhere")
         self._judge(session, *client.call("GET", f"/sessions/{session.id}"))
 
     def _judge(self, session: Session, status: int, reply: Any) -> None:
@@ -198,7 +200,6 @@ class ServerHistories(RuleBasedStateMachine):
     def use(self, number: int, session: int) -> None:
         client = self._client(number)
         if (found := self._session(session)) is not None:
-            self._count("used here" if found.pid == client.pid else "used elsewhere")
             self._use(client, found)
 
     @rule(number=which, session=which)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -604,8 +605,12 @@ def test_a_recording_that_cannot_be_written_fails_no_session(tmp_path: Path) -> 
     async def script(world: ChromiumWorld) -> None:
         await world.seed("s", "/form")
         folder = world.manager._get("s").recording.folder
-        folder.rename(tmp_path / "moved away")  # at once, whatever is being written into it
-        folder.write_text("in the way")
+        # Whether or not it is there yet: it is made when the first steps are written, in a thread.
+        while not folder.is_file():
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(tmp_path / "moved away")
+            with contextlib.suppress(IsADirectoryError):
+                folder.write_text("in the way")
         assert (await world.step("s", "noop()")).execution_ok
         assert await world.manager.close_session("s")
         assert any(artifact.status == "failed" for artifact in await world.manager.recording_artifacts("s"))
