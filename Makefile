@@ -48,7 +48,7 @@ setup-browsergym:
 
 # COVERAGE=1 measures branch coverage too, which makes the processes slower.
 test: setup setup-mcp1 setup-web
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
 test-long: setup setup-mcp1 setup-web

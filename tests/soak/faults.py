@@ -28,6 +28,7 @@ from tests.soak.workers import WATCH_SECONDS, Workers
 from tests.support.raw import WireError, connect, request
 
 _TWO_WORKERS_SECONDS: Final = 120.0
+_TRIES_FROM_INSIDE: Final = 3
 _WALL_CLOCK_SHIFTS: Final = (-86_400.0, -3_600.0, 3_600.0, 86_400.0)
 _GARBAGE: Final = "nobody"
 
@@ -319,10 +320,12 @@ class Injector:
             await other.aclose()
 
     async def _from_inside(self, kind: str, target: str, seconds: float) -> None:
-        """A fault of the app's own, at whichever worker takes this connection."""
-        with contextlib.suppress(WireError, OSError):
-            async with connect(self._load.address) as wire:
-                await wire.send(request("GET", target))
-                reply = await wire.reply(timeout_seconds=ANSWER_SECONDS + seconds)
-                if reply.complete and reply.status == 200:
-                    self._note(kind, json.loads(reply.body), seconds=seconds)
+        """A fault of the app's own, at whichever worker takes this connection; at another if that one does not answer."""
+        for _ in range(_TRIES_FROM_INSIDE):
+            with contextlib.suppress(WireError, OSError):
+                async with connect(self._load.address) as wire:
+                    await wire.send(request("GET", target))
+                    reply = await wire.reply(timeout_seconds=ANSWER_SECONDS + seconds)
+                    if reply.complete and reply.status == 200:
+                        self._note(kind, json.loads(reply.body), seconds=seconds)
+                        return
