@@ -11,9 +11,11 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,9 @@ ROOT: Final = Path(__file__).parents[2]
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 40.0
 HOMING: Final = (sys.executable, "-m", "homing")
+
+STARTED: Final = "Application startup complete"
+LISTENS_WITHIN_SECONDS: Final = 5.0
 
 _ADDRESS = re.compile(r"Uvicorn running on https?://\S+?:(\d+) ")
 
@@ -34,6 +39,7 @@ class Running:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._ended = False
+        self._listens = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -53,7 +59,18 @@ class Running:
             self._changed.wait_for(lambda: self._ended or len(self.find(pattern)) >= count, timeout_seconds)
             found = self.find(pattern)
         assert len(found) >= count, f"{pattern!r} is not in the log {count} times:\n{self.log}"
+        if pattern == STARTED:
+            self._wait_until_it_listens(time.monotonic() + LISTENS_WITHIN_SECONDS)
         return found
+
+    def _wait_until_it_listens(self, deadline: float) -> None:
+        """A server says that its app has started a moment before it listens."""
+        address = self.find(_ADDRESS.pattern)
+        while address and not self._listens and not self._ended and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(address[0][1])), timeout=5):
+                self._listens = True
+                return
+            time.sleep(0.01)  # until another process listens: there is no event to wait for
 
     def find(self, pattern: str) -> list[re.Match[str]]:
         return [match for line in self.lines if (match := re.search(pattern, line))]
