@@ -11,12 +11,12 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import HOMING, ROOT, Running, environment, running, wait_until_gone
+from tests.support.running import HOMING, ROOT, Running, environment, running, until, wait_until_gone
 
 from homing.watch.servers import look_at
 
@@ -91,13 +91,6 @@ def serving(*options: str, workers: int = 2) -> Iterator[Running]:
     with running(*APP, *options, "--workers", str(workers), cwd=ROOT) as server:
         server.wait_for(f"all {workers} workers are ready")
         yield server
-
-
-def until(true: Callable[[], object], server: Running) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.02)
 
 
 class Drain:

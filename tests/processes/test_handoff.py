@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.running import ROOT, Running, running
+from tests.support.running import ROOT, Running, running, until
 
 from homing.runtime.handoff import MAX_MOVES
 from homing.watch.servers import look_at
@@ -228,8 +228,12 @@ def test_descriptors_are_given_back_at_both_ends(pair: Pair) -> None:
     moved_between_workers(server, 3)
     before = [open_files(pid) for pid in workers]
     moved_between_workers(server, 60)
-    after = [open_files(pid) for pid in workers]
-    assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
+
+    def given_back() -> bool:
+        return all(open_files(pid) <= then + 2 for pid, then in zip(workers, before, strict=True))
+
+    # The connections of the last round are closed at this end; when a worker sees that is its own affair.
+    until(given_back, server)
 
 
 def moved_between_workers(server: Running, connections: int) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.running import HOMING, ROOT, Running, environment, running, wait_until_gone
+from tests.support.running import HOMING, ROOT, Running, environment, running, until, wait_until_gone
 from tests.support.short_connections import Clients, accepted_by, ask, listening_sockets, listens_at, not_accepted
 
 from homing.runtime.control import ask_to_drain
@@ -35,14 +36,6 @@ def serving(*options: str, workers: int, env: dict[str, str | None] | None = Non
     with running(*options, "--workers", str(workers), cwd=ROOT, env=env) as server:
         server.wait_for(f"all {workers} workers are ready")
         yield server
-
-
-def until(true: Callable[[], object], server: Running, seconds: float = 60.0) -> None:
-    """Wait for what no event tells: the kernel's tables, and what another process does with them."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.005)
 
 
 def answers(server: Running, count: int, path: str = "/who") -> None:
@@ -111,10 +104,11 @@ def test_of_two_servers_that_start_at_once_on_one_port_one_serves() -> None:
 
 
 def until_one_ended(processes: list[subprocess.Popen[str]]) -> None:
-    deadline = time.monotonic() + 90
-    while all(each.poll() is None for each in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with contextlib.ExitStack() as stack:
+        ends = [os.pidfd_open(each.pid) for each in processes]
+        for end in ends:
+            stack.callback(os.close, end)
+        assert select.select(ends, [], [], 90)[0], "none of them has ended"
 
 
 def ask_until_answered(port: int) -> tuple[int, str, str]:

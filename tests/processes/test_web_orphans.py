@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,20 @@ def test_what_is_left_of_a_lease_is_said_until_it_is_gone(tmp_path: Path) -> Non
     remove_folder(folder)
     remove_folder(folder)
     assert left_of(footprint) == []
+
+
+def test_a_folder_that_others_delete_too_is_gone_whoever_is_quicker(tmp_path: Path) -> None:
+    for number in range(20):
+        folder = tmp_path / str(number)
+        for part in range(20):
+            (folder / f"part{part}").mkdir(parents=True)
+            for each in range(10):
+                (folder / f"part{part}" / str(each)).touch()
+        with ThreadPoolExecutor(2) as threads:
+            inner = threads.submit(lambda folder=folder: [remove_folder(each) for each in sorted(folder.iterdir())])
+            remove_folder(folder)
+            assert not folder.exists()
+            inner.result()
 
 
 @pytest.mark.parametrize(

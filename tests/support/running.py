@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -105,6 +105,14 @@ class Running:
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.wait()
+
+
+def until(true: Callable[[], object], server: Running, seconds: float = 60.0) -> None:
+    """Wait for what no event tells: the kernel's tables, and what another process does in its own time."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.01)
 
 
 def children(pid: int) -> list[int]:

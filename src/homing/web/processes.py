@@ -164,13 +164,15 @@ def end_orphans(seconds: float = 2.0) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder and all in it; nothing if it is gone. Blocks.
+    """Delete a folder and all in it; nothing if it is gone. Others may delete parts of it meanwhile. Blocks.
 
     Raises:
         OSError: something of it is still there.
     """
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
+    while os.path.lexists(folder):
+        # Missing is also what it reports of a file within that somebody else was quicker to delete.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def remove_folders_of_the_dead() -> None:

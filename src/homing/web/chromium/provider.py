@@ -125,6 +125,7 @@ class LocalProvider:
         self._folder: Path | None = None
         self._driver: Driver | None = None
         self._browsers: list[Browser] = []
+        self._ending: set[Browser] = set()
         self._warm: deque[LocalHeld] = deque()
         self._live: set[LocalHeld] = set()
         self._starting = asyncio.Lock()
@@ -224,11 +225,11 @@ class LocalProvider:
             self._refill.cancel()
             await asyncio.wait((self._refill,), timeout=_REFILL_SECONDS)
         async with self._starting:
-            browsers, self._browsers = self._browsers, []
             self._warm.clear()
+            browsers = {*self._browsers, *self._ending}
             failures = [
                 each
-                for each in await asyncio.gather(*(browser.aclose() for browser in browsers), return_exceptions=True)
+                for each in await asyncio.gather(*(self._end(browser) for browser in browsers), return_exceptions=True)
                 if isinstance(each, BaseException)
             ]
             if self._driver is not None:
@@ -362,9 +363,21 @@ class LocalProvider:
         """Give a browser no more sessions, and end it when it has none, or now."""
         browser.is_retired = True
         if now or browser.leases <= 0:
-            if browser in self._browsers:
-                self._browsers.remove(browser)
-            self._tasks.spawn(browser.aclose(), "close retired browser")
+            self._tasks.spawn(self._end(browser), "close retired browser")
+
+    async def _end(self, browser: Browser) -> None:
+        """End a browser, which nobody is given any more.
+
+        Until its end is seen `aclose` waits for it: its files are in the folder that is deleted last.
+
+        Raises:
+            RuntimeError: something of it is left.
+        """
+        if browser in self._browsers:
+            self._browsers.remove(browser)
+        self._ending.add(browser)
+        await browser.aclose()
+        self._ending.discard(browser)
 
     def _plan_refill(self) -> None:
         # From half on: seeds that come together find what is ready, and do not wait for what is made for later ones.
@@ -393,9 +406,7 @@ class LocalProvider:
         with contextlib.suppress(RuntimeError):
             await held.context.aclose()
         if held.own_browser:
-            if browser in self._browsers:
-                self._browsers.remove(browser)
-            await browser.aclose()
+            await self._end(browser)
         elif browser.is_running:
             answers = await browser.close_context(held.context.raw, held.footprint)
             if not answers:
