@@ -48,6 +48,7 @@ from homing.rl.session_server import SessionServer
 from homing.rl.sessions import Session
 from homing.rl.spaces import decode_member
 from homing.routing import SESSION_ID_SCOPE_KEY
+from homing.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class GymnasiumServer(SessionServer[Hosted]):
                     lanes.act_seconds = min(lanes.act_seconds, STOP_SECONDS)
         finally:
             watch.cancel()
-            await asyncio.wait([watch])
+            await ended([watch])
             await lanes.aclose()
 
     async def sweep(self) -> None:
