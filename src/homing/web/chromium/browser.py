@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 _LAUNCH_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 2.0
 _CONTEXT_SECONDS: Final = 20.0
-_WATCH_SECONDS: Final = 1.0
 _ANSWER_SECONDS: Final = 1.0
 _KILL_SECONDS: Final = 2.0
 
@@ -121,7 +120,7 @@ class Browser:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="browser-", dir=launch.folder))
         playwright = None
         try:
-            async with asyncio.timeout(_LAUNCH_SECONDS):
+            async with asyncio.timeout(_LAUNCH_SECONDS) as limit, driver.watched(limit):
                 playwright = await driver.playwright.chromium.launch(
                     executable_path=launch.binary.path,
                     args=launch.arguments(),
@@ -181,7 +180,7 @@ class Browser:
                 raise BrowserStartError("the browser takes no more sessions")  # those before this one have seen to it
             raw = None
             try:
-                async with asyncio.timeout(_CONTEXT_SECONDS) as limit, self._watched(limit):
+                async with asyncio.timeout(_CONTEXT_SECONDS) as limit, self.driver.watched(limit, self._is_held):
                     before = await self._renderers()
                     raw = await self.playwright.new_context(**options)
                     page = await raw.new_page()
@@ -198,25 +197,8 @@ class Browser:
             self._known |= footprint.processes
             return raw, page, footprint
 
-    @contextlib.asynccontextmanager
-    async def _watched(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
-        """End the limit as soon as a part of the browser that all pages need is seen to be held by a signal."""
-        loop = asyncio.get_running_loop()
-
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(_WATCH_SECONDS)
-                if await asyncio.to_thread(self._is_held):
-                    limit.reschedule(loop.time())
-                    return
-
-        watching = loop.create_task(watch(), name="watch browser")
-        try:
-            yield
-        finally:
-            watching.cancel()
-
     def _is_held(self) -> bool:
+        """Whether a signal holds a part of it that all pages need."""
         return any(is_stopped(each) and kind_of(each) != "renderer" for each in self._processes())
 
     async def close_context(self, raw: BrowserContext, footprint: Footprint) -> bool:
