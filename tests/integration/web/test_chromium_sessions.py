@@ -23,7 +23,7 @@ from homing.web.errors import (
     StaleRefError,
     WebError,
 )
-from homing.web.processes import end, is_running
+from homing.web.processes import end, is_running, is_stopped
 from homing.web.replay import find_recording, replay_page
 
 FORM = """<title>Form</title><h1>Sign up</h1><label>Name <input id=name></label>
@@ -469,11 +469,13 @@ def test_a_stopped_driver_is_ended_and_replaced_for_the_next_session() -> None:
         assert driver.process is not None
         processes = [driver.process, *world.browser_processes()]
         os.kill(driver.process.pid, signal.SIGSTOP)
+        while not is_stopped(driver.process):  # one that is not scheduled stops when it is
+            await asyncio.sleep(0)
         assert (await world.seed("t", "/form")).title == "Form"
         assert await world.manager.close_session("s")
         assert not [each for each in processes if is_running(each)]
 
-    play({"/form": FORM}, script, acquire_seconds=20.0)
+    play({"/form": FORM}, script)
 
 
 def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_wait_for_it_in_turn() -> None:
@@ -486,12 +488,14 @@ def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_w
         assert zygotes
         for zygote in zygotes:
             os.kill(zygote.pid, signal.SIGSTOP)
+        while not all(is_stopped(zygote) for zygote in zygotes):
+            await asyncio.sleep(0)
         seeds = await asyncio.gather(*(world.seed(f"t{n}", "/form") for n in range(3)))
         assert [seed.title for seed in seeds] == ["Form"] * 3
         assert await world.manager.close_session("s")
         assert world.provider.launched == 2
 
-    play({"/form": FORM}, script, acquire_seconds=20.0)
+    play({"/form": FORM}, script)
 
 
 def test_a_session_with_a_browser_of_its_own_takes_it_along() -> None:
