@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from homing.errors import ConfigurationError, StartupError
 from homing.routing import RoutingOptions, SessionRoutingMiddleware
 from homing.runtime.config import RunConfig
+from homing.runtime.listeners import Listeners
 from homing.runtime.protocol import HomingHttpToolsProtocol
 
 OPTIONS = RoutingOptions(sessions=("cookie:visit",), workers=2, socket_dir="/nowhere")
@@ -108,3 +110,14 @@ def test_uvicorns_own_logging_configuration_is_not_changed() -> None:
         made = RunConfig("shop:app", routing=None)
     assert made.log_config is not LOGGING_CONFIG
     assert before == LOGGING_CONFIG
+
+
+def test_whoever_accepts_a_connection_has_the_kernel_look_after_it(shop: str) -> None:
+    with Listeners(config(shop, port=0).bind_socket()) as listeners:
+        first, second = (listeners.take().socket for _ in range(2))
+        assert second.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        first.listen()
+        with socket.create_connection(first.getsockname(), timeout=10):
+            accepted, _ = first.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
