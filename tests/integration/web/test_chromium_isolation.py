@@ -375,6 +375,42 @@ def test_a_name_is_judged_by_the_addresses_it_leads_to(monkeypatch: pytest.Monke
     asyncio.run(main())
 
 
+def test_a_name_is_connected_to_where_its_one_look_up_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leads to afterwards was judged by nobody."""
+    site = Site({"/": "<h1>site</h1>"})
+
+    async def main() -> None:
+        await site.start()
+        port = int(site.origin.rpartition(":")[2])
+        gateway = Gateway(NavigationRules(private=True))
+        await gateway.start()
+        asked: list[str] = []
+
+        async def resolve(host: str, port: int, **_: object) -> list[object]:
+            asked.append(host)
+            return [(2, 1, 6, "", ("127.0.0.1", port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        page = b"GET / HTTP/1.1\r\nhost: rebound.example\r\n\r\n"
+        try:
+            for head, tunnelled in (
+                (f"GET http://rebound.example:{port}/ HTTP/1.1\r\nhost: rebound.example\r\n\r\n", b""),
+                (f"CONNECT rebound.example:{port} HTTP/1.1\r\nhost: rebound.example\r\n\r\n", page),
+            ):
+                asked.clear()
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.address.rpartition(":")[2]))
+                writer.write(head.encode() + tunnelled)
+                answer = await asyncio.wait_for(reader.read(), 60)
+                writer.close()
+                assert answer.endswith(b"<h1>site</h1>"), answer
+                assert asked == ["rebound.example"]
+        finally:
+            await gateway.aclose()
+            await site.aclose()
+
+    asyncio.run(main())
+
+
 def test_the_browser_does_not_know_the_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SESSION_SOCKET_DIR_ENV, "/nowhere/secret-run-directory")
 

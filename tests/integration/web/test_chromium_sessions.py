@@ -25,7 +25,7 @@ from homing.web.errors import (
     StaleRefError,
     WebError,
 )
-from homing.web.processes import end, is_running
+from homing.web.processes import end, is_running, is_stopped
 from homing.web.replay import find_recording, replay_page
 
 FORM = """<title>Form</title><h1>Sign up</h1><label>Name <input id=name></label>
@@ -510,6 +510,8 @@ def test_a_browser_with_a_stopped_part_gets_no_session_and_those_behind_do_not_w
         assert zygotes
         for zygote in zygotes:
             os.kill(zygote.pid, signal.SIGSTOP)
+        while not all(is_stopped(zygote) for zygote in zygotes):
+            await asyncio.sleep(0.005)  # the signal has reached them
         seeds = await asyncio.gather(*(world.seed(f"t{n}", "/form") for n in range(3)))
         assert [seed.title for seed in seeds] == ["Form"] * 3
         assert await world.manager.close_session("s")
