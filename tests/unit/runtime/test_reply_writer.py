@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from homing.runtime.protocol import ReplyWriter
+from homing.runtime.protocol import ReplyWriter, turn_of
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ class Transport:
 
 def writer() -> tuple[ReplyWriter, Transport]:
     transport = Transport()
-    return ReplyWriter(cast("asyncio.Transport", transport), asyncio.get_running_loop()), transport
+    return ReplyWriter(cast("asyncio.Transport", transport), turn_of(asyncio.get_running_loop())), transport
 
 
 async def turns() -> None:
@@ -63,6 +63,15 @@ async def test_a_head_whose_body_is_still_to_come_leaves_in_the_next_turn_of_the
     assert transport.writes == [b"head"]
     replies.write(b"body")
     assert transport.writes == [b"head", b"body"]
+
+
+async def test_what_several_connections_hold_back_in_one_turn_all_leaves() -> None:
+    connections = [writer() for _ in range(3)]
+    for replies, _ in connections:
+        replies.begin()
+        replies.write(b"head")
+    await turns()
+    assert [transport.writes for _, transport in connections] == [[b"head"]] * 3
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 64 * 1024, b"x" * 300_000])
