@@ -68,23 +68,22 @@ def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
 
 
 class ReplyWriter:
-    """The transport as the replies of one connection use it: the first write after `begin` joins the next one.
+    """The transport as the replies of one connection use it: the first write of a reply joins the next one.
 
     It is written at the latest in the event loop's next turn, so a head whose body is still to come does not wait for it,
     and at most one write is ever held back. Borrows the transport.
+
+    Attributes:
+        begins: A reply begins, so its first write may be held back.
     """
 
-    __slots__ = ("_begins", "_held", "_transport", "_turn")
+    __slots__ = ("_held", "_transport", "_turn", "begins")
 
     def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self._transport = transport
         self._turn = turn
-        self._begins = False
+        self.begins = False
         self._held: bytes | None = None
-
-    def begin(self) -> None:
-        """A reply begins: its first write may be held back."""
-        self._begins = True
 
     def write(self, data: bytes) -> None:
         held = self._held
@@ -95,8 +94,8 @@ class ReplyWriter:
                 self._transport.write(held)
             self._held = None
             self._transport.write(data)
-        elif self._begins and len(data) <= _JOINED_BYTES:
-            self._begins = False
+        elif self.begins and len(data) <= _JOINED_BYTES:
+            self.begins = False
             self._held = data
             self._turn.flush_at_its_end(self)
         else:
@@ -154,7 +153,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         # A HEAD's reply is complete without another write, and the protocol may close the connection at once after it.
         if cycle is not None and cycle.scope is scope and scope["method"] != "HEAD":
-            self._replies.begin()
+            self._replies.begins = True
             cycle.transport = self._replies_as_transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
