@@ -17,6 +17,10 @@ from typing import Any, Final
 
 SOURCE: Final = Path(__file__).with_name("loader.c")
 SOURCES: Final = (SOURCE, SOURCE.with_name("wire.h"))
+SET_UP_SECONDS: Final = 90.0
+SESSION_SECONDS: Final = 0.03
+"""What it may take to set a load up, and each of its sessions, which are made one after another. Guards against hanging only: on a
+quiet machine a session takes about a millisecond."""
 BUILD_DIRECTORY: Final = SOURCE.with_name("build")
 
 
@@ -92,10 +96,10 @@ class Loader:
         command = [str(self.program), "--port", str(port), *load.arguments()]
         for pid in pids:
             command += ["--pid", str(pid)]
+        sessions = load.connections * load.sessions_per_connection
+        limit = SET_UP_SECONDS + SESSION_SECONDS * sessions + load.warm_seconds + load.seconds
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=90 + load.seconds + load.warm_seconds, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired as error:
             raise LoaderError(f"the loader did not end within {error.timeout:.0f} s") from error
         if done.returncode != 0:

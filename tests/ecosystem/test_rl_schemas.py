@@ -11,17 +11,31 @@ from tests.support.served import ECOSYSTEM
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(300)]
 
+RUN, SERVE = (*HOMING, "run"), (*HOMING, "rl", "serve")
 SERVERS = {
-    "resources": ((*HOMING, "run"), "tests.support.rl_servers:counter_mcp"),
-    "every space": ((*HOMING, "rl", "serve"), "tests.support.rl_envs:Every-v0"),
-    "counting": ((*HOMING, "rl", "serve"), "tests.support.rl_envs:Count-v0"),
+    "resources": (RUN, ("tests.support.rl_servers:counter_mcp",)),
+    "every space": (SERVE, ("tests.support.rl_envs:Every-v0",)),
+    "counting": (SERVE, ("tests.support.rl_envs:Count-v0",)),
+    "agent": (RUN, ("tests.support.rl_agents:sandboxed", "--factory")),
+    "environment": (RUN, ("tests.support.rl_agents:alone", "--factory")),
 }
+
+
+# A schema cannot say that the names in a list differ.
+NAMES_MAY_REPEAT = """
+[[operations]]
+include-path = "/v1/agent_sessions"
+[operations.checks.positive_data_acceptance]
+enabled = false
+"""
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_does_what_its_schema_says(name: str, tmp_path: Path) -> None:
     command, app = SERVERS[name]
-    with running(app, "--workers", "2", "--no-access-log", cwd=ROOT, command=command) as server:
+    if name == "agent":
+        (tmp_path / "schemathesis.toml").write_text(NAMES_MAY_REPEAT)
+    with running(*app, "--workers", "2", "--no-access-log", cwd=ROOT, command=command) as server:
         server.wait_for("all 2 workers are ready")
         done = subprocess.run(
             [

@@ -263,4 +263,30 @@ WEB_BUGS: Final = (
             "::test_a_trace_ends_after_its_last_step_and_one_that_is_too_large_is_not_kept",
         ),
     ),
+    Bug(
+        "a session's context is given to the next one too",
+        "P1",
+        (
+            Change(
+                f"{_CHROMIUM}/browser.py",
+                "raw = await self.playwright.new_context(**options)",
+                "raw = (self.playwright.contexts or [await self.playwright.new_context(**options)])[0]",
+            ),
+        ),
+        (f"{_ISOLATION}::test_nothing_of_one_session_is_seen_by_another",),
+    ),
+    Bug(
+        "a driver that a signal holds is seen before it is asked only",
+        "P6",
+        (Change(f"{_CHROMIUM}/driver.py", "if self.is_held or (is_held is not None", "if (is_held is not None"),),
+        (f"{_SESSIONS}::test_a_stopped_driver_is_ended_and_replaced_for_the_next_session",),
+    ),
+    Bug(
+        "a part of a recording's file counts as whole on a full disk",
+        "answers",
+        (Change(f"{_WEB}/recording.py", "        make_empty(path)\n        raise", "        raise"),),
+        (
+            "tests/unit/web/test_recording.py::test_a_file_that_cannot_be_written_to_its_end_is_empty_and_told_as_failed",
+        ),
+    ),
 )

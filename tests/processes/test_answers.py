@@ -344,12 +344,14 @@ def test_a_head_that_no_frame_holds_is_431_where_it_would_have_to_be_forwarded(s
             session = await killing.start_session(owner)
             for body in (None, b"{}"):
                 method = "GET" if body is None else "POST"
-                reply = await call(front, session, case, method=method, headers=[large], body=body)
+                reply = await call(
+                    front, session, case, method=method, headers=[large], body=body, timeout_seconds=60.0
+                )
                 refused(killing, reply, 431, "head_too_large")
             assert killing.stage.performances(case) == []
             assert (await call(front, session, case)).status == 200
             # With one worker nobody counts it.
-            assert (await call(owner, session, case, headers=[large])).status == 200
+            assert (await call(owner, session, case, headers=[large], timeout_seconds=60.0)).status == 200
 
     shared.run(test())
 

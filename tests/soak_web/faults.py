@@ -121,9 +121,9 @@ def kind_of_process(pid: int) -> str:
 
 def of_browsers(worker: int) -> Iterator[int]:
     """What a worker started with its mark, and all below it: a browser's own children may show none. A child without the
-    mark is no browser yet, but the worker's own copy on its way to being one."""
+    mark is no browser yet, but the worker's own copy on its way to being one. What is dead and not yet buried is none."""
     for child in children(worker):
-        if owner_of(child) is not None:
+        if owner_of(child) is not None and mark(child) is not None:
             yield child
             yield from descendants(child)
         else:
@@ -132,8 +132,9 @@ def of_browsers(worker: int) -> Iterator[int]:
 
 def descendants(pid: int) -> Iterator[int]:
     for child in children(pid):
-        yield child
-        yield from descendants(child)
+        if mark(child) is not None:
+            yield child
+            yield from descendants(child)
 
 
 def marked(workers: set[int]) -> list[ProcessMark]:

@@ -1,14 +1,10 @@
-"""Use a session's tools over MCP as an agent does, and print what it saw; runs under the SDK 2.x and under 1.x.
-
-python -m tests.support.agent_mcp_client http://127.0.0.1:8000
-"""
+"""Use a session's tools over MCP as an agent does, and say what it saw; runs under the SDK 2.x and under 1.x."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-import sys
 from typing import Any
 
 from homing.rl.agents.mcp_client import McpClient, open_mcp
@@ -40,7 +36,3 @@ async def story(url: str) -> dict[str, Any]:
         "refused": (refused.texts, refused.is_error),
         "lost": (lost_before, raised, client.lost),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(asyncio.run(asyncio.wait_for(story(sys.argv[1]), 240))))

@@ -27,6 +27,7 @@ class Task(BaseModel):
     key: str = ""
     reward: float = 1.0
     stays: int = 0
+    sandbox: dict[str, Any] | None = None
 
 
 class TaskVerify(Task, VerifyRequest):
@@ -58,6 +59,9 @@ class Judge(ResourcesServer[Task]):
         if state.mask or 0 < state.mask_first >= self.verified[state.key]:
             return Verdict(reward=0.0, mask_sample=True, failure_kind="judge_unreachable")
         return state.reward
+
+    async def sandbox_access(self, state: Task) -> dict[str, Any] | None:
+        return state.sandbox
 
     async def release(self, state: Task) -> None:
         if state.stays:
@@ -130,16 +134,19 @@ def episode(asked: str, *, rollout: str = "r", attempt: int = 0, **task: Any) ->
 
 
 @asynccontextmanager
-async def episode_world(*, agent: ASGIApp | None = None, **settings: Any) -> AsyncIterator[EpisodeWorld]:
+async def episode_world(
+    *, agent: ASGIApp | None = None, resources: ASGIApp | None = None, **settings: Any
+) -> AsyncIterator[EpisodeWorld]:
     """Serve them, with an environment server of these settings.
 
     Args:
         agent: In place of the echo agent.
+        resources: In place of the judge.
     """
     world = EpisodeWorld()
     async with AsyncExitStack() as stack:
         urls = {}
-        apps: dict[str, ASGIApp] = {"resources": world.resources, "agent": agent or world.agent}
+        apps: dict[str, ASGIApp] = {"resources": resources or world.resources, "agent": agent or world.agent}
         for name, app in apps.items():
             host, port = await stack.enter_async_context(serving(app, lifespan="on"))
             urls[f"{name}_url"] = f"http://{host}:{port}"

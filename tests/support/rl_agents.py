@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-from homing.rl import Activation, AgentRunError, AgentServer, AgentSession, AgentSetupError, SeedRejectedError
+from homing.rl import (
+    Activation,
+    AgentRunError,
+    AgentServer,
+    AgentSession,
+    AgentSetupError,
+    EnvironmentServer,
+    SeedRejectedError,
+)
+from homing.rl.episode_protocol import AgentCapabilities
+
+NOWHERE = "http://127.0.0.1:9"
+"""The port that discards, where anything listens there at all."""
 
 
 class EchoAgent(AgentServer):
@@ -37,7 +50,7 @@ class EchoAgent(AgentServer):
         if activation.session is not None:
             activation.session.state["asked"] += 1
         says(activation, f"{os.getpid()} {self.runs} {asked}")
-        match asked.split(maxsplit=1)[0]:
+        match asked.partition(" ")[0]:
             case "wait":
                 while activation.stop_reason is None:
                     await asyncio.sleep(0.01)
@@ -65,3 +78,23 @@ def said(response: dict[str, Any]) -> list[str]:
 
 def echo() -> EchoAgent:
     return EchoAgent(name="echo", close_retry_window_seconds=2.0, resources_url=os.environ.get("TEST_RESOURCES_URL"))
+
+
+class SandboxedAgent(EchoAgent):
+    """Takes a sandbox, and says first which it was granted."""
+
+    capabilities = AgentCapabilities(tool_transports=["direct_http", "mcp"], sandbox_access=True)
+
+    async def respond(self, activation: Activation) -> dict[str, Any]:
+        if activation.session is not None:
+            says(activation, json.dumps(activation.session.seed.sandbox_access))
+        return await super().respond(activation)
+
+
+def sandboxed() -> SandboxedAgent:
+    return SandboxedAgent(name="sandboxed", close_retry_window_seconds=2.0, resources_url=NOWHERE)
+
+
+def alone() -> EnvironmentServer:
+    """An environment server whose other servers cannot be reached: each of its episodes is a failure."""
+    return EnvironmentServer(name="alone", resources_url=NOWHERE, agent_url=NOWHERE)

@@ -1,4 +1,4 @@
-"""Seed sessions of a resources server, call their tools with the official MCP client, and print a tally.
+"""Seed sessions of a resources server, call their tools with the official MCP client and with an agent's, and print what came.
 
     python -m tests.support.rl_mcp_client http://127.0.0.1:8000 --sessions 64 --calls 2
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from tests.support import agent_mcp_client
 
 from homing.rl.calls import Caller
 
@@ -101,7 +102,8 @@ async def main() -> None:
     async with asyncio.timeout(240), asyncio.TaskGroup() as group:
         for number in range(given.sessions):
             group.create_task(story(given.url, number, given.calls, tally, pids, ready))
-    print(json.dumps({"tally": tally, "pids": sorted(pids)}))
+    agent = await asyncio.wait_for(agent_mcp_client.story(given.url), 240)
+    print(json.dumps({"tally": tally, "pids": sorted(pids), "agent": agent}))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ class CounterTask(BaseModel):
     expected: int = 0
     fail_release: int = 0
     unseedable: bool = False
+    tools: list[str] | None = None
 
 
 class CounterVerify(VerifyRequest):
@@ -46,7 +47,8 @@ class CounterServer(ResourcesServer[Count]):
     async def seed(self, seed: CounterTask) -> Seeded[Count]:
         if seed.unseedable:
             raise SeedRejectedError("there is no such task")
-        return Seeded(Count(seed.start, seed.expected, seed.fail_release), observation={"count": seed.start})
+        state = Count(seed.start, seed.expected, seed.fail_release)
+        return Seeded(state, observation={"count": seed.start}, tools=seed.tools)
 
     @tool
     async def increment(self, state: Count, by: Annotated[int, Field(ge=1)] = 1) -> dict[str, int]:

@@ -108,7 +108,8 @@ class SourcesIdentity:
             return None
         # As `head_headers`, of which most requests have no need.
         headers: Headers = scope["headers"]
-        if scope.get(HEAD_LENGTH_SCOPE_KEY) != len(headers):
+        head_length = scope.get(HEAD_LENGTH_SCOPE_KEY)
+        if head_length is not None and head_length != len(headers):
             headers = head_headers(scope)
         for read in self._heads:
             text = read(scope, headers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from homing.identity import AGENT
 from homing.rl.protocol import EpisodeId, SessionText, Strict, TaskId, Verdict
@@ -39,21 +39,20 @@ class ToolAccess(Strict):
     cookies: dict[str, str] = Field(default_factory=dict)
 
 
+def _each_named_once(accesses: list[ToolAccess]) -> list[ToolAccess]:
+    if len({access.name for access in accesses}) < len(accesses):
+        raise ValueError("each has a name of its own")
+    return accesses
+
+
 class AgentSeedRequest(Strict):
     """`POST /v1/agent_sessions`."""
 
     agent_session_id: SessionText
     episode_id: EpisodeId
     task_id: TaskId
-    tool_accesses: list[ToolAccess] = Field(default_factory=list)
+    tool_accesses: Annotated[list[ToolAccess], AfterValidator(_each_named_once)] = Field(default_factory=list)
     sandbox_access: dict[str, JsonValue] | None = None
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        names = [access.name for access in self.tool_accesses]
-        if len(set(names)) < len(names):
-            raise ValueError("tool_accesses: each has a name of its own")
-        return self
 
 
 class AgentCapabilities(BaseModel):

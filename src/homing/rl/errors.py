@@ -141,7 +141,7 @@ def invalid(error: ValidationError, *, inside: str = "") -> InvalidRequestError:
 def problems(error: ValidationError, *, inside: str = "") -> list[FieldProblem]:
     """What is wrong, field by field."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [FieldProblem(_dotted(inside, each["loc"]), each["msg"]) for each in found]
+    return [FieldProblem(_dotted(inside, each["loc"]), each["msg"].removeprefix("Value error, ")) for each in found]
 
 
 def _sentence(error: ValidationError, inside: str) -> dict[str, Any]:

@@ -124,6 +124,11 @@ class McpEndpoint:
         finally:
             _call.reset(token)
 
+    def granted(self, scope: Scope) -> list[str] | None:
+        """The tools that a request's token is limited to; None if it is not, or is no token."""
+        payload = self._payload(scope)
+        return None if payload is None else payload.get("tools")
+
     def _payload(self, scope: Scope) -> dict[str, Any] | None:
         values = [value for name, value in head_headers(scope) if name == _HEADER]
         if len(values) != 1:

@@ -9,6 +9,7 @@ Not here: what is called in which order (`episodes`), and model endpoints, which
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ CONNECT_SECONDS: Final = 10.0
 
 SESSION_LOST: Final = "session_lost"
 """The kind of every failure whose cause is a session that died with its worker, or that nobody holds."""
+
+_WRITTEN_AT_ONCE_BYTES: Final = 2**18
+"""A longer body is written in parts: all at once, it would hold up the event loop."""
 
 _LOST_CODES: Final = frozenset({"session_gone", "session_lost"})
 _RETRYABLE_STATUSES: Final = frozenset({408, 410, 423, 425, 429, 500, 502, 503, 504})
@@ -147,9 +151,11 @@ class OutgoingCalls:
         if self._session is None:
             raise RuntimeError("a OutgoingCalls is used inside its `async with`")
         sent = {**(headers or {}), **(cookies.header() if cookies else {})}
-        data = None
+        data: bytes | io.BytesIO | None = None
         if method == "POST":
             data = json.dumps(body, separators=(",", ":")).encode()
+            if len(data) > _WRITTEN_AT_ONCE_BYTES:
+                data = io.BytesIO(data)
             sent["content-type"] = "application/json"
         try:
             async with (

@@ -151,7 +151,7 @@ class ResourcesServer(SessionServer[StateT]):
         """Let go of a session's state. If it raises, the session stays, and its close can be sent again."""
 
     async def sandbox_access(self, state: StateT) -> dict[str, Any] | None:
-        """How to reach the sandbox that the session lends; None if it lends none."""
+        """How to reach the sandbox that the session lends; None if it lends none. In the reply of an episode's seed, too."""
         return None
 
     async def aggregate_metrics(self, verdicts: list[Verdict]) -> BaseModel | Mapping[str, Any]:
@@ -285,12 +285,18 @@ class ResourcesServer(SessionServer[StateT]):
                 again: ResourcesSeedReply = known.reply
                 return again
             made = await self._made(Seed(session_id, episode, asked.task_id, asked.task_data), inside="task_data")
-            reply = ResourcesSeedReply(
+            session = self.sessions.open(session_id, made.state, episode=episode, seed=what)
+            try:
+                access = await self.sandbox_access(made.state)
+            except BaseException:
+                await self.sessions.end(session_id)
+                raise
+            session.reply = reply = ResourcesSeedReply(
                 resources_session_id=session_id,
                 resources_tools=self._tools_access(session_id, made.tools),
+                sandbox_access=access,
                 observation=made.observation,
             )
-            self.sessions.open(session_id, made.state, episode=episode, seed=what, reply=reply)
         return reply
 
     async def _seed_cookie(self, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -359,12 +365,21 @@ class ResourcesServer(SessionServer[StateT]):
         async def handler(request: Request) -> Response:
             raw = await read_body(request, self.max_body_bytes)
             session = self.sessions.held(request.scope.get(SESSION_ID_SCOPE_KEY))
+            self._refuse_unless_granted(request, called)
             arguments = called.from_json(raw)
             with session as state:
                 result = await called.method(state, **arguments)
             return json_response(result)
 
         return handler
+
+    def _refuse_unless_granted(self, request: Request, called: Tool) -> None:
+        """A token that is limited to some tools is so here too, where it names the session: where there is no cookie."""
+        if self._mcp is None or MCP_TOKEN_HEADER not in request.headers or self.cookie_name in request.cookies:
+            return
+        granted = self._mcp.granted(request.scope)
+        if granted is not None and called.name not in granted:
+            raise NotFoundError(f"The session's token gives no tool {called.name}: it gives {', '.join(granted)}.")
 
     def _tools_access(self, session_id: str, tools: Sequence[str] | None) -> ResourcesTools | None:
         if not self.expose_tools_over_mcp:

@@ -32,7 +32,8 @@ def check_resources_server(
         url: Where the server is, such as `http://127.0.0.1:8000`.
         task_data, task_id: A task that it can seed; by default, one without data.
         verify: The body of a verify of that task.
-        keeps_state: False for a server that keeps no state, which need not tell one episode from another.
+        keeps_state: False for a server that keeps no state: it need not tell one episode from another, nor a session that
+            was closed from one that is open.
 
     Raises:
         AssertionError: it does not; the message says what was expected.
@@ -41,13 +42,12 @@ def check_resources_server(
     check.seeding_again_is_success()
     if keeps_state:
         check.another_episode_is_refused()
-    check.closing_again_is_success()
-    check.a_close_of_another_episode_is_refused()
-    check.a_close_without_a_seed_is_success()
-    if keeps_state:
+        check.a_close_of_another_episode_is_refused()
         check.a_seed_after_a_close_is_refused()
+        check.a_lost_session_is_masked()
+    check.closing_again_is_success()
+    check.a_close_without_a_seed_is_success()
     check.a_close_needs_no_cookie()
-    check.a_lost_session_is_masked()
     check.a_verify_that_a_close_follows_ends_nothing()
 
 

@@ -28,6 +28,7 @@ from homing.routing.options import RoutingOptions
 from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
+from homing.runtime.listeners import keep_alive
 from homing.runtime.metrics_route import check_not_the_apps, with_metrics_route
 from homing.runtime.proxy_headers import ProxyHeadersWhereGiven
 from homing.runtime.underneath import connections_can_move
@@ -197,6 +198,7 @@ class RunConfig(Config):
 def _bind_tcp(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keep_alive(listener)
     try:
         listener.bind((host or "", port))
     except (OSError, OverflowError) as error:

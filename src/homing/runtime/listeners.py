@@ -120,6 +120,12 @@ class Listeners:
         self.close()
 
 
+def keep_alive(listener: socket.socket) -> None:
+    """Have the kernel ask now and then whether the other ends of idle connections are still there: accepted sockets inherit
+    it. Without it, a client that vanished without a word keeps its request, and its session's place, for ever."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 def _bind_beside(bound: socket.socket) -> socket.socket:
     """Another socket at the address of `bound`, which the kernel gives a share of the connections once both listen."""
     made = socket.socket(bound.family, bound.type)
@@ -127,6 +133,7 @@ def _bind_beside(bound: socket.socket) -> socket.socket:
         # What the last server's connections have left (TIME_WAIT) is no other server.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        keep_alive(made)
         made.bind(bound.getsockname())
     except BaseException:
         made.close()

@@ -6,8 +6,9 @@
                            trace.zip      what Playwright's viewer opens, where it was asked for; empty until the close
 
 The invariant: every session that began has its folder, however it ended; files are indexed once the browser is gone.
-What cannot be written is said in the index, and is never a session's failure. Names are ours; nothing of a request is
-part of a path.
+What cannot be written, on a full disk for one, is said in the index, and is never a session's failure: a file is whole, or
+empty, which the index tells as failed. Only the events stay as far as they could be written. Names are ours; nothing of a
+request is part of a path.
 
 Not here: taking the pictures (a backend), showing them (`replay.py`).
 """
@@ -157,8 +158,8 @@ class FolderRecording:
             self.folder.mkdir(mode=0o755)
         if not (self.folder / SESSION_FILE).exists():
             task = self._task.model_dump(mode="json", exclude_defaults=True)
-            (self.folder / SESSION_FILE).write_text(
-                json.dumps({"tag": self._tag, "task": task}, indent=1) + "\n", "utf-8"
+            write_whole(
+                self.folder / SESSION_FILE, (json.dumps({"tag": self._tag, "task": task}, indent=1) + "\n").encode()
             )
         with (self.folder / EVENTS_FILE).open("a", encoding="utf-8") as file:
             file.writelines(lines)
@@ -177,10 +178,10 @@ class FolderRecording:
             except OSError:
                 found.append(_failed(uri, kind))
                 continue
-            if path.name == TRACE_FILE and not size:
-                found.append(_failed(uri, kind))  # it was begun, and the browser went before it was written
-            elif size:
+            if size:
                 found.append(ArtifactRef(uri=uri, mime_type=kind, size_bytes=size, sha256=digest))
+            else:
+                found.append(_failed(uri, kind))  # it was begun, and could not be written
         if self._failed:
             uri = f"{self.folder.name}/{EVENTS_FILE}"
             found = [each for each in found if each.uri != uri]
@@ -189,6 +190,25 @@ class FolderRecording:
 
     def __repr__(self) -> str:
         return f"<FolderRecording {self._tag}: {self._count} events>"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of a recording. Blocks.
+
+    Raises:
+        OSError: it could not be written; what there is of it is empty.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError:
+        make_empty(path)
+        raise
+
+
+def make_empty(path: Path) -> None:
+    """Leave a file of which only a part could be written empty, if it is there: even a full disk lets it be cut. Blocks."""
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
 
 
 def _unused(root: Path, tag: str) -> Path:

@@ -113,7 +113,8 @@ def read_recording(folder: Path) -> Recorded:
     pictures = {}
     for path in folder.iterdir():
         named = _PICTURE.fullmatch(path.name)
-        if named and not path.is_symlink():
+        # An empty one could not be written.
+        if named and not path.is_symlink() and path.stat().st_size:
             pictures[int(named[1])] = path
     return Recorded(folder.name, folder, task, events, pictures)
 

@@ -236,6 +236,8 @@ class LockedSites:
         self._poller: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
         self._count = itertools.count()
+        # Whoever takes a dead worker's place buries its tickets: where nobody waits, nobody else would see them.
+        self._others()
 
     async def acquire(self, session_id: str, task: Task) -> SiteLease:
         """See `SitePool`. Cancelled, it leaves nothing: neither a ticket nor a lock."""

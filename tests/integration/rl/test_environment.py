@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.episode_world import episode, episode_world
-from tests.support.rl_agents import EchoAgent
+from tests.support.rl_agents import EchoAgent, SandboxedAgent, said
 from tests.support.seed_servers import ManualClock
 
 from homing.errors import ConfigurationError
@@ -189,6 +189,58 @@ def _with_lifespan(app: Any) -> Any:
             await app(scope, receive, send)
 
     return wrapped
+
+
+@pytest.mark.parametrize(
+    ("reply", "headers", "says"),
+    [
+        ({"resources_session_id": "another"}, [(b"set-cookie", b"a=b")], "another session"),
+        (None, [], "no session cookie"),
+        ({}, [(b"set-cookie", b"a=b")], "resources_session_id"),
+    ],
+)
+async def test_a_seed_that_is_answered_for_another_session_or_without_a_cookie_ends_the_episode(
+    reply: dict[str, Any] | None, headers: list[tuple[bytes, bytes]], says: str
+) -> None:
+    """`None`: the reply that it should be."""
+    paths: list[str] = []
+
+    async def resources(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = json.loads((await receive())["body"])
+        paths.append(scope["path"])
+        body = {"resources_session_id": asked["resources_session_id"]} if reply is None else reply
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+    async with episode_world(resources=_with_lifespan(resources)) as world:
+        found = await world.run()
+        assert failure_of(found) == ("bad_reply", "seed", True)
+        assert says in found["failure"]["failure_reason"]
+        assert world.calls == []  # the agent was not asked
+    # What the seed may have opened is closed all the same.
+    assert paths == ["/ng-rollout/r/seed_session", "/ng-rollout/r/close_session"]
+
+
+async def test_a_sandbox_that_the_session_lends_is_granted_to_the_agent() -> None:
+    sandbox = {"kind": "shell", "url": "http://sandbox"}
+    async with episode_world(agent=SandboxedAgent(name="sandboxed")) as world:
+        reply = await world.run(sandbox=sandbox)
+        assert json.loads(" ".join(said(reply["result"]["response"]))) == sandbox
+        reply = await world.run(rollout="without")
+        assert said(reply["result"]["response"]) == ["null"]
+    async with episode_world() as world:
+        refused = await world.run(sandbox=sandbox)
+        assert failure_of(refused) == ("seed_rejected", "seed", True)
+        assert "sandbox_access" in refused["failure"]["failure_reason"]
+        assert world.open_sessions() == 0
+
+
+async def test_a_body_over_the_limit_is_refused() -> None:
+    async with episode_world() as world:
+        with pytest.raises(CallError) as refused:
+            await world.outgoing.post(world.url + "/run", episode("x" * 17 * 2**20), timeout_seconds=60)
+        assert (refused.value.status, refused.value.kind) == (413, "body_too_large")
+        assert (await world.run())["result"]["reward"] == 1.0
 
 
 MALFORMED: list[tuple[dict[str, Any], str]] = [

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -40,14 +43,37 @@ def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
     return tasks_path
 
 
-async def begin(url: str, path: Path, *options: str) -> asyncio.subprocess.Process:
+async def begin(url: str, path: Path, *options: str, terminal: int | None = None) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "homing", "rl", "rollouts", "--environment", url),
         *("--tasks", str(path / "tasks.jsonl"), "--out", str(path / "out.jsonl"), *options),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
+        stderr=asyncio.subprocess.PIPE if terminal is None else terminal,
+        env=environment(TERM="xterm", COLUMNS="160"),
     )
+
+
+async def run_at_a_terminal(url: str, path: Path) -> tuple[str, str]:
+    """What it prints, and what a terminal shows meanwhile."""
+    ours, its = os.openpty()
+    try:
+        process = await begin(url, path, terminal=its)
+    finally:
+        os.close(its)
+    shown, (out, _) = await asyncio.gather(asyncio.to_thread(read_to_the_end, ours), process.communicate())
+    assert process.returncode == 0, shown
+    return out.decode(), shown
+
+
+def read_to_the_end(terminal: int) -> str:
+    parts: list[bytes] = []
+    with (
+        os.fdopen(terminal, "rb", buffering=0) as file,
+        contextlib.suppress(OSError),
+    ):  # EIO: nobody has it open any more
+        while part := file.read(2**16):
+            parts.append(part)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(parts).decode())
 
 
 async def run(url: str, path: Path, *options: str, code: int = 0) -> tuple[str, str]:
@@ -109,9 +135,20 @@ async def test_a_cut_run_goes_on_where_it_was(tmp_path: Path) -> None:
         assert (found["done"], found["valid"], found["episodes"], found["retried"]) == (4, 4, 3, 1)
         # And there is nothing left to do.
         world.calls.clear()
-        out, _ = await run(world.url, tmp_path)
-        assert "4 of 4" in out
-        assert "1.0000" in out
+        out, shown = await run_at_a_terminal(world.url, tmp_path)
+        assert "4/4 0 running, 0 failed, 0 masked, reward 1.000" in shown
+        rows = [line.strip("│").split("│") for line in out.splitlines() if "│" in line]
+        table = {name.strip(): value.strip() for name, value in rows}
+        assert (table.pop("duration p50")[-1], table.pop("duration p99")[-1]) == ("s", "s")
+        assert table == {
+            "rollouts done": "4 of 4",
+            "valid samples": "4",
+            "mean reward of these": "1.0000",
+            "masked": "0",
+            "episodes run": "0",
+            "of these retries": "0",
+            "throughput": "0.0 episodes/s",
+        }
         assert not any("seed_session" in call for call in world.calls)
 
 

@@ -15,7 +15,7 @@ from homing.web.chromium.gateway import Gateway
 from homing.web.chromium.rules import NavigationRules
 from homing.web.processes import command_line
 
-KEEPS = """<p id=p>…</p><button>Look</button><script>
+KEEPS = """<p id=p>…</p><a href=/file>File</a> <a href=/second target=_blank>Tab</a><script>
 (async () => {
   const had = [];
   if (document.cookie.includes('mine')) had.push('cookie');
@@ -23,16 +23,22 @@ KEEPS = """<p id=p>…</p><button>Look</button><script>
   if (sessionStorage.mine) had.push('sessionStorage');
   if ((await caches.keys()).length) had.push('cache storage');
   if ((await indexedDB.databases()).length) had.push('indexedDB');
+  for await (const name of (await navigator.storage.getDirectory()).keys()) had.push('file ' + name);
   if ((await navigator.serviceWorker?.getRegistrations() ?? []).length) had.push('service worker');
   for (const name of ['geolocation', 'notifications', 'clipboard-read']) {
     try { if ((await navigator.permissions.query({ name })).state === 'granted') had.push(name) } catch { }
   }
   if (window.name) had.push('window name');
+  if (window.planted) had.push('script of another page');
+  if (visualViewport.scale !== 1) had.push('zoom');
+  // Kept for ever: who has it without asking has it from a cache.
+  for (let i = 0; i < 2; i++) await (await fetch('/kept')).text();
   document.cookie = 'mine=1; max-age=9999';
   localStorage.mine = sessionStorage.mine = '1';
   window.name = 'mine';
   await caches.open('mine');
   await new Promise((done) => { const open = indexedDB.open('mine'); open.onsuccess = done; open.onerror = done });
+  await (await navigator.storage.getDirectory()).getFileHandle('mine', { create: true });
   try { await navigator.serviceWorker.register('/worker.js') } catch { }
   p.textContent = 'had: ' + (had.join(', ') || 'nothing');
 })();
@@ -40,19 +46,72 @@ KEEPS = """<p id=p>…</p><button>Look</button><script>
 
 
 def test_nothing_of_one_session_is_seen_by_another() -> None:
-    pages = {"/": KEEPS, "/worker.js": "self.onfetch = () => {}"}
+    """In one browser, whose contexts are made ready beforehand; half of the sessions end before the next one begins."""
+
+    async def kept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncache-control: max-age=99999, immutable\r\n"
+        writer.write(head + b"content-length: 4\r\nconnection: close\r\n\r\nkept")
+
+    async def file(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-disposition: attachment\r\n"
+        writer.write(head + b"content-length: 4\r\nconnection: close\r\n\r\nmine")
+
+    pages: dict[str, str | Answer] = {
+        "/": KEEPS,
+        "/worker.js": "self.onfetch = () => {}",
+        "/second": "<h1>Second</h1>",
+        "/kept": kept,
+        "/file": file,
+    }
 
     async def script(world: ChromiumWorld) -> None:
+        contexts = []
+        await world.seed("first", "/second")
+        while not world.provider._warm:
+            await asyncio.sleep(0.02)
         for number in range(4):
-            await world.seed(f"s{number}", "/")
-            result = await world.step(f"s{number}", {"action": "wait_for", "text": "had: nothing"})
+            session = f"s{number}"
+            ready = [each.context for each in world.provider._warm]
+            await world.seed(session, "/")
+            context = world.held(session).context
+            contexts.append(context.raw)
+            assert context in ready  # not made for this session
+            result = await world.step(session, {"action": "wait_for", "text": "had: nothing"})
             assert result.execution_ok, result.observation.axtree
-            await world.step(f"s{number}", {"action": "keyboard_press", "key": "Control+c"})
+            assert "x-planted" not in world.site.headers["/kept"]
+            assert result.observation.downloads == ()
+            assert [tab.url for tab in result.observation.tabs] == [world.url("/")]
+            assert world.site.asked.count("/kept") == number + 1  # twice asked for, once from its own cache
+            await leave_everything(world, session)
             if number % 2:
-                assert await world.manager.close_session(f"s{number}")
-        for number in (0, 2):
-            seen = await world.manager.observe(f"s{number}")
-            assert [tab.url for tab in seen.tabs] == [world.url("/")]
+                assert await world.manager.close_session(session)
+            while not world.provider._warm:
+                await asyncio.sleep(0.02)
+        assert len({id(raw) for raw in contexts}) == 4
+        assert world.provider.launched == 1
+        for session in ("s0", "s2"):
+            seen = await world.manager.observe(session)
+            assert [tab.url for tab in seen.tabs] == [world.url("/"), world.url("/second")]
+            assert len(seen.downloads) == 1
+
+    async def leave_everything(world: ChromiumWorld, session: str) -> None:
+        """What a page cannot leave by itself."""
+        raw = world.held(session).context.raw
+        page = raw.pages[0]
+        await raw.grant_permissions(["geolocation", "notifications", "clipboard-read"])
+        assert (
+            await page.evaluate("navigator.permissions.query({name: 'geolocation'}).then((it) => it.state)")
+            == "granted"
+        )
+        await raw.set_extra_http_headers({"x-planted": "1"})
+        await raw.add_init_script("window.planted = 1")
+        await (await raw.new_cdp_session(page)).send("Emulation.setPageScaleFactor", {"pageScaleFactor": 2})
+        await world.step(session, {"action": "keyboard_press", "key": "Control+c"})
+        await world.click(session, "File")
+        while not (seen := await world.manager.observe(session)).downloads or seen.downloads[0].status == "started":
+            await asyncio.sleep(0.02)
+        await world.click(session, "Tab")
+        assert (await world.step(session, {"action": "wait_for", "text": "Second"})).execution_ok
 
     play(pages, script, local={"warm": 2})
 

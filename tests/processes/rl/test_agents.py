@@ -185,11 +185,15 @@ def test_an_activation_that_fails_says_how_and_leaves_its_session_open(
     assert len(receipt["agent_trajectory"]) == 1
 
 
+ACCESS = {"name": "a", "transport": "mcp", "url": "u"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("/v1/agent_sessions", {"tool_accesses": "x"}, "tool_accesses"),
         ("/v1/agent_sessions", {"tool_accesses": [{"name": "a", "transport": "smoke", "url": "u"}]}, "transport"),
+        ("/v1/agent_sessions", {"tool_accesses": [ACCESS, ACCESS]}, "tool_accesses: each"),
         ("/v1/agent_sessions", {"episode_id": {"rollout_id": "x-a1"}}, "rollout_id"),
         ("/v1/agent_sessions", {"episode_id": {"rollout_id": "x", "attempt": -1}}, "attempt"),
         ("/v1/agent_sessions", {"agent_session_id": 5}, "agent_session_id"),

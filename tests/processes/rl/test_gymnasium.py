@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from examples import q_learning
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.support import rl_envs
@@ -44,6 +45,7 @@ def cart_pole() -> Iterator[str]:
 def count() -> Iterator[Running]:
     with served("tests.support.rl_envs:Count-v0", "--env-kwargs", '{"steps": 4}') as server:
         yield server
+        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +245,14 @@ def test_a_step_before_a_reset_is_refused_and_leaves_no_cookie(count: Running) -
     assert "set-cookie" not in refused.headers
 
 
+def test_there_is_nothing_to_seed_or_verify(count: Running) -> None:
+    for path in ("/seed_session", "/verify"):
+        refused = Caller(url(count)).post(path, {})
+        assert (refused.status, refused.code) == (404, "not_found")
+        assert "POST /reset, /step" in refused.content["error"]["detail"]
+        assert "set-cookie" not in refused.headers
+
+
 @pytest.mark.parametrize("body", [{"seed": -1}, {"seed": "1"}, {"seed": 1.5}, {"seed": 2**53}, {"options": [1]}])
 def test_a_bad_reset_is_refused_by_name(count: Running, body: dict[str, Any]) -> None:
     caller = Caller(url(count))
@@ -306,14 +316,57 @@ def test_a_batch_answers_each_item_and_runs_what_is_there(count: Running) -> Non
         caller.post("/close_session")
 
 
-def test_a_lost_worker_is_told_and_a_reset_goes_on() -> None:
-    with served("tests.support.rl_envs:Count-v0", workers=2) as server:
-        env, many = RemoteEnv(url(server)), RemoteVectorEnv(url(server), 8)
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_many_environments_of_nested_spaces_on_one_worker_are_what_they_are_in_process(
+    every: str, mode: AutoresetMode
+) -> None:
+    local = SyncVectorEnv([rl_envs.Every] * 3, autoreset_mode=mode)
+    remote = RemoteVectorEnv(every, 3, autoreset_mode=mode.value)
+    with contextlib.closing(local), contextlib.closing(remote):
+        assert remote.observation_space == local.observation_space
+        local.action_space.seed(3)
+        assert data_equivalence(remote.reset(seed=1)[0], local.reset(seed=1)[0], exact=True)
+        for _ in range(9):  # three steps are an episode
+            actions = local.action_space.sample()
+            ours, theirs = remote.step(actions), local.step(actions)
+            assert data_equivalence(ours[:4], theirs[:4], exact=True)
+            see_the_same_infos(ours[4], theirs[4])
+            if mode is AutoresetMode.DISABLED and theirs[2].any():
+                ours, theirs = (env.reset(options={"reset_mask": theirs[2]}) for env in (remote, local))
+                assert data_equivalence(ours[0], theirs[0], exact=True)
+
+
+def see_the_same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """But for what is another thread's or process's here than there."""
+    own = {"thread", "_thread", "pid", "_pid"}
+    assert ours.keys() - own == theirs.keys() - own
+    for name in theirs.keys() - own - {"final_obs", "options"}:
+        if name == "final_info":
+            see_the_same_infos(ours[name], theirs[name])
+        else:
+            assert np.array_equal(ours[name], theirs[name], equal_nan=name == "odd"), name
+    assert data_equivalence(list(ours.get("final_obs", [])), plain_all(theirs.get("final_obs", [])))
+
+
+def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
+    caller = Caller(url(count))
+    caller.post("/reset", {"options": {"failing_closes": 1}})
+    failed = caller.post("/close_session")
+    assert (failed.status, failed.code) == (503, "release_failed")
+    assert caller.post("/step", {"action": 0}).code == "session_closing"
+    assert caller.post("/close_session").status == 200
+    assert caller.post("/step", {"action": 0}).code == "session_lost"
+
+
+def test_a_lost_worker_is_told_and_a_reset_goes_on(count: Running) -> None:
+    """The last that asks the counting server for anything: it kills one of its workers."""
+    env, many = RemoteEnv(url(count)), RemoteVectorEnv(url(count), 8)
+    with contextlib.closing(env), contextlib.closing(many):
         pid = env.reset()[1]["pid"]
         many.reset()
         many.step(np.ones(8, dtype=np.int64))
         os.kill(pid, signal.SIGKILL)
-        server.wait_for(rf"worker \[{pid}\] exited")
+        count.wait_for(rf"worker \[{pid}\] exited")
         with pytest.raises(RemoteError) as lost:
             env.step(1)
         assert (lost.value.status, lost.value.code) == (410, "session_gone")
@@ -325,37 +378,6 @@ def test_a_lost_worker_is_told_and_a_reset_goes_on() -> None:
         many.reset()
         observations = many.step(np.ones(8, dtype=np.int64))[0]
         assert observations.tolist() == [[1.0]] * 8
-        env.close()
-        many.close()
-        assert server.stop() == 0
-
-
-def test_many_environments_of_nested_spaces_on_one_worker_are_what_they_are_in_process(every: str) -> None:
-    local = SyncVectorEnv([rl_envs.Every] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    remote = RemoteVectorEnv(every, 3, autoreset_mode="SameStep")
-    with contextlib.closing(local), contextlib.closing(remote):
-        assert remote.observation_space == local.observation_space
-        local.action_space.seed(3)
-        assert data_equivalence(remote.reset(seed=1)[0], local.reset(seed=1)[0], exact=True)
-        for _ in range(4):
-            actions = local.action_space.sample()
-            ours, theirs = remote.step(actions), local.step(actions)
-            assert data_equivalence(ours[:4], theirs[:4], exact=True)
-            over = theirs[2].all()
-            assert over == ("final_obs" in theirs[4])
-            assert data_equivalence(list(ours[4].get("final_obs", [])), plain_all(theirs[4].get("final_obs", [])))
-            taken = [infos["final_info"]["taken"] if over else infos["taken"] for infos in (ours[4], theirs[4])]
-            assert taken[0].tolist() == taken[1].tolist()
-
-
-def test_a_close_that_fails_can_be_sent_again(count: Running) -> None:
-    caller = Caller(url(count))
-    caller.post("/reset", {"options": {"failing_closes": 1}})
-    failed = caller.post("/close_session")
-    assert (failed.status, failed.code) == (503, "release_failed")
-    assert caller.post("/step", {"action": 0}).code == "session_closing"
-    assert caller.post("/close_session").status == 200
-    assert caller.post("/step", {"action": 0}).code == "session_lost"
 
 
 @pytest.mark.long
@@ -374,25 +396,23 @@ def test_a_limit_of_sessions_counts_the_open_ones() -> None:
         server.stop()
 
 
-def test_open_environments_are_closed_as_the_server_stops() -> None:
-    with served("tests.support.rl_envs:Count-v0", workers=1) as server:
-        Caller(url(server)).post("/reset")
-        Caller(url(server)).post("/reset", {"options": {"failing_closes": 9}})
-        server.stop()
-        assert len(server.find("was not released")) == 1
-
-
 @pytest.mark.timeout(300)
-def test_the_example_learns_through_four_workers_as_it_does_in_process(frozen_lake: Running) -> None:
-    def curve(*arguments: str) -> str:
-        command = [sys.executable, "-m", "examples.q_learning", "--steps", "400", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250, check=True
-        )
-        return done.stdout
-
-    remote = curve(url(frozen_lake))
-    assert remote == curve()
+def test_the_example_learns_through_four_workers_as_it_does_in_process(
+    frozen_lake: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "examples.q_learning", "--steps", "400"]
+    remote = subprocess.run(
+        [*command, url(frozen_lake)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=True,
+    ).stdout
+    monkeypatch.setattr(sys, "argv", command[2:])
+    q_learning.main()
+    assert remote == capsys.readouterr().out
     shares = [float(line.split()[2]) for line in remote.splitlines()]
     assert shares[0] < 0.3
     assert shares[-1] > 0.6
@@ -406,7 +426,7 @@ def test_a_thousand_sessions_at_once_on_four_workers(frozen_lake: Running) -> No
     with contextlib.closing(local), contextlib.closing(remote):
         local.action_space.seed(1)
         assert data_equivalence(remote.reset(seed=1), local.reset(seed=1), exact=True)
-        for _ in range(8):
+        for _ in range(4):
             actions = local.action_space.sample()
             assert data_equivalence(remote.step(actions), local.step(actions), exact=True)
 
@@ -440,61 +460,78 @@ def test_20_000_open_sessions_on_one_server_each_keep_their_count() -> None:
         assert server.stop() == 0
 
 
-def test_an_environment_that_hangs_costs_its_thread_and_what_lives_there() -> None:
-    arguments = ("tests.support.rl_envs:Count-v0", "--threads", "1", "--step-timeout", "3")
-    with served(*arguments, workers=1) as server:
-        hanging, waiting = Caller(url(server)), Caller(url(server))
-        hanging.post("/reset", {"options": {"hangs_at": 1}})
-        waiting.post("/reset")
-        with ThreadPoolExecutor(2) as pool:
-            steps = [pool.submit(caller.post, "/step", {"action": 0}) for caller in (hanging, waiting)]
-            hung = steps[0].result(120)
-            steps[1].result(120)
-        assert (hung.status, hung.code) == (504, "environment_hung")
-        server.wait_for("has not ended a step, reset or close within 3 s")
-        server.wait_for("in _wait_for_ever")  # where it hangs
-        # What lived on the thread is lost, and says so; nothing begins anew by itself.
-        for caller in (hanging, waiting):
-            lost = caller.post("/step", {"action": 0})
-            assert (lost.status, lost.code) == (404, "session_lost")
-            assert caller.post("/reset").status == 200
-            assert caller.post("/step", {"action": 0}).content["observation"] == [1.0]
-        told = Caller(url(server)).call("GET", "/healthz").content
-        assert (told["environments"], told["threads_given_up"]) == (2, 1)
-        # A close that hangs, or an environment that hangs as the server stops, keeps neither the session nor the process.
-        hanging.post("/reset", {"options": {"hang_in_close": True}})
-        assert hanging.post("/close_session").status == 503
-        assert hanging.post("/close_session").status == 200
-        waiting.post("/reset", {"options": {"hang_in_close": True}})
-        assert server.stop() in (0, -signal.SIGTERM)
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Running]:
+    """One worker, two threads, which take environments in turn. Each test closes all of its own, so the next finds both empty."""
+    options = ("--threads", "2", "--step-timeout", "1")
+    with served("tests.support.rl_envs:Count-v0", *options, workers=1) as server:
+        yield server
 
 
-def test_a_hanging_environment_leaves_the_rest_of_a_batch_as_it_is() -> None:
-    with served("tests.support.rl_envs:Count-v0", "--threads", "2", "--step-timeout", "3", workers=1) as server:
-        callers = [Caller(url(server)) for _ in range(4)]
-        options = [{"hangs_at": 2}, {}, {}, {}]  # places 0 and 2 share a thread, and so do 1 and 3
-        named = [
-            caller.post("/reset", {"options": each}).content["session_id"]
-            for caller, each in zip(callers, options, strict=True)
-        ]
-        items = [{"session_id": session_id, "action": 0} for session_id in named]
-        caller = Caller(url(server))
-        for expected in (
-            [[1.0], [1.0], [1.0], [1.0]],
-            ["environment_hung", [2.0], "environment_hung", [2.0]],
-            ["not_here", [3.0], "not_here", [3.0]],
-        ):
-            answers = caller.post("/batch", {"items": items}).content["items"]
-            assert [each.get("observation") or each["error"]["code"] for each in answers] == expected
-
-
-def test_an_environment_that_hangs_while_it_is_made_leaves_no_session() -> None:
-    with served("tests.support.rl_envs:Count-v0", "--threads", "1", "--step-timeout", "3", workers=1) as server:
-        caller = Caller(url(server))
-        hung = caller.post("/reset", {"options": {"hang": True}})
-        assert (hung.status, hung.code) == (504, "environment_hung")
-        assert caller.call("GET", "/healthz").content["environments"] == 0
+def test_an_environment_that_hangs_costs_its_thread_and_what_lives_there(impatient: Running) -> None:
+    at = url(impatient)
+    hanging, other, waiting = Caller(at), Caller(at), Caller(at)  # the first and the last share a thread
+    hanging.post("/reset", {"options": {"hangs_at": 1}})
+    other.post("/reset")
+    waiting.post("/reset")
+    with ThreadPoolExecutor(2) as pool:
+        steps = [pool.submit(caller.post, "/step", {"action": 0}) for caller in (hanging, waiting)]
+        hung = steps[0].result(120)
+        steps[1].result(120)
+    assert (hung.status, hung.code) == (504, "environment_hung")
+    impatient.wait_for("has not ended a step, reset or close within 1 s")
+    impatient.wait_for("in _wait_for_ever")  # where it hangs
+    # What lived on the thread is lost, and says so; nothing begins anew by itself, and the other thread is as it was.
+    for caller in (hanging, waiting):
+        lost = caller.post("/step", {"action": 0})
+        assert (lost.status, lost.code) == (404, "session_lost")
         assert caller.post("/reset").status == 200
+        assert caller.post("/step", {"action": 0}).content["observation"] == [1.0]
+    assert other.post("/step", {"action": 0}).content["observation"] == [1.0]
+    told = Caller(at).call("GET", "/healthz").content
+    assert (told["environments"], told["threads_given_up"]) == (3, 1)
+    # A close that hangs does not keep its session.
+    for caller in (other, waiting):
+        assert caller.post("/close_session").status == 200
+    hanging.post("/reset", {"options": {"hang_in_close": True}})
+    assert hanging.post("/close_session").status == 503
+    assert hanging.post("/close_session").status == 200
+
+
+def test_a_hanging_environment_leaves_the_rest_of_a_batch_as_it_is(impatient: Running) -> None:
+    callers = [Caller(url(impatient)) for _ in range(4)]
+    options = [{"hangs_at": 2}, {}, {}, {}]  # places 0 and 2 share a thread, and so do 1 and 3
+    named = [
+        caller.post("/reset", {"options": each}).content["session_id"]
+        for caller, each in zip(callers, options, strict=True)
+    ]
+    items = [{"session_id": session_id, "action": 0} for session_id in named]
+    for expected in (
+        [[1.0], [1.0], [1.0], [1.0]],
+        ["environment_hung", [2.0], "environment_hung", [2.0]],
+        ["not_here", [3.0], "not_here", [3.0]],
+    ):
+        answers = Caller(url(impatient)).post("/batch", {"items": items}).content["items"]
+        assert [each.get("observation") or each["error"]["code"] for each in answers] == expected
+    for caller in callers:
+        caller.post("/close_session")
+
+
+def test_an_environment_that_hangs_while_it_is_made_leaves_no_session(impatient: Running) -> None:
+    caller = Caller(url(impatient))
+    hung = caller.post("/reset", {"options": {"hang": True}})
+    assert (hung.status, hung.code) == (504, "environment_hung")
+    assert caller.call("GET", "/healthz").content["environments"] == 0
+    assert caller.post("/reset").status == 200
+    assert caller.post("/close_session").status == 200
+
+
+def test_open_environments_are_closed_as_the_server_stops(impatient: Running) -> None:
+    """The last of that server. One that hangs keeps neither the others from being closed nor the process from its end."""
+    for options in ({"failing_closes": 9}, {"hang_in_close": True}, {}):
+        assert Caller(url(impatient)).post("/reset", {"options": options}).status == 200
+    assert impatient.stop() in (0, -signal.SIGTERM)
+    assert len(impatient.find("was not released")) == 2
 
 
 def test_a_vector_deals_its_sessions_out_evenly(frozen_lake: Running) -> None:

@@ -49,11 +49,32 @@ def pids_of(server: Running, workers: int) -> set[int]:
     return {pid for health in healths for pid in health["browser_provider"]["pids"]}
 
 
+# The worst case of a restart: old cookies are still good. One that this server did not sign is gone in any case.
+SECRET = {SERVER_SECRET_ENV: "a secret that survives the restart"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(*APP, "--workers", "2", cwd=ROOT) as started:
+    """One for all tests but those of `restarted`, which come last: starting one costs more than most of them."""
+    with running(*APP, "--workers", "2", cwd=ROOT, env=SECRET) as started:
         started.wait_for("Application startup complete", 2)
         yield started
+
+
+@pytest.fixture(scope="module")
+def restarted(server: Running) -> Iterator[tuple[Running, list[str], set[int]]]:
+    """A second one after the first was killed outright, the cookies of the first one's sessions, and their browsers."""
+    clients = seeded(server, 4)
+    pids = pids_of(server, 2)
+    assert len(pids) == 4
+    cookies = [f"WebServer___server={client.cookies['WebServer___server']}" for client in clients]
+    for pid in [server.process.pid, *server.workers()]:
+        os.kill(pid, signal.SIGKILL)
+    for client in clients:
+        client.close()
+    with running(*APP, "--workers", "2", cwd=ROOT, env=SECRET) as second:
+        second.wait_for("Application startup complete", 2)
+        yield second, cookies, pids
 
 
 def test_every_call_reaches_the_worker_of_its_session(server: Running) -> None:
@@ -105,73 +126,62 @@ def test_a_site_is_one_writers_over_all_workers(server: Running) -> None:
     last.close()
 
 
-def test_sessions_of_a_killed_worker_are_gone_their_browsers_end_and_the_others_live() -> None:
-    with running(*APP, "--workers", "2", cwd=ROOT) as server:
-        server.wait_for("Application startup complete", 2)
-        clients = seeded(server, 8, sites=["shop"], mutation_class="read_only")
-        victim = server.workers()[0]
-        pids = pids_of(server, 2)
-        os.kill(victim, signal.SIGKILL)
-        wait_until_gone(victim, 5.0)
-        server.wait_for("Application startup complete", 3)  # the one in its place, which ends what it had left
-        lost = 0
-        for client in clients:
-            reply = client.post("/step", json={"action": "noop()"})
-            if reply.status_code == 200:
-                assert reply.json()["reward"] == 1.0
-            else:
-                lost += 1
-                assert (reply.status_code, reply.json()["error_kind"]) == (410, "session_gone")
-                assert reply.headers["homing-error"] == "session_gone"
-                # And it stays gone: no empty new session under the old cookie.
-                assert client.get("/observe").json()["error_kind"] == "session_gone"
-        assert 0 < lost < 8
-        alive = pids_of(server, 2)
-        assert len(alive) == 8 - lost
-        for pid in pids - alive:
-            wait_until_gone(pid, 5.0)
-        # The dead worker's share of the site went with it; the living ones' did not.
-        for client in clients:
-            client.post("/close")
-            client.close()
-        (writer,) = seeded(server, 1, sites=["shop"])
-        writer.close()
+def test_sessions_of_a_killed_worker_are_gone_their_browsers_end_and_the_others_live(server: Running) -> None:
+    clients = seeded(server, 8, sites=["forum"], mutation_class="read_only")
+    victim = server.workers()[0]
+    pids = pids_of(server, 2)
+    os.kill(victim, signal.SIGKILL)
+    wait_until_gone(victim, 5.0)
+    server.wait_for("Application startup complete", 3)  # the one in its place, which ends what it had left
+    lost = 0
+    for client in clients:
+        reply = client.post("/step", json={"action": "noop()"})
+        if reply.status_code == 200:
+            assert reply.json()["reward"] == 1.0
+        else:
+            lost += 1
+            assert (reply.status_code, reply.json()["error_kind"]) == (410, "session_gone")
+            assert reply.headers["homing-error"] == "session_gone"
+            # And it stays gone: no empty new session under the old cookie.
+            assert client.get("/observe").json()["error_kind"] == "session_gone"
+    assert 0 < lost < 8
+    alive = pids_of(server, 2)
+    assert len(alive) == 8 - lost
+    for pid in pids - alive:
+        wait_until_gone(pid, 5.0)
+    # The dead worker's share of the site went with it; the living ones' did not.
+    for client in clients:
+        client.post("/close")
+        client.close()
+    (writer,) = seeded(server, 1, sites=["forum"])
+    assert writer.post("/close").json()["closed"] is True
+    writer.close()
 
 
-def test_after_the_whole_server_was_killed_old_cookies_are_gone_and_its_browsers_are_ended() -> None:
-    # The worst case: the cookies are still good. One that this server did not sign is gone in any case.
-    secret = "a secret that survives the restart"
-    with running(*APP, "--workers", "2", cwd=ROOT, env={SERVER_SECRET_ENV: secret}) as first:
-        first.wait_for("Application startup complete", 2)
-        clients = seeded(first, 4)
-        pids = pids_of(first, 2)
-        assert len(pids) == 4
-        for pid in [first.process.pid, *first.workers()]:
-            os.kill(pid, signal.SIGKILL)
-    with running(*APP, "--workers", "2", cwd=ROOT, env={SERVER_SECRET_ENV: secret}) as second:
-        second.wait_for("Application startup complete", 2)
-        for pid in pids:
-            wait_until_gone(pid, 2.0)
-        for client in clients:
-            cookie = f"WebServer___server={client.cookies['WebServer___server']}"
-            client.close()
-            with client_of(second) as late:
-                for method, path in (("POST", "/step"), ("GET", "/observe"), ("POST", "/evaluate")):
-                    reply = late.request(
-                        method, path, json={"action": "noop()"} if path == "/step" else {}, headers={"cookie": cookie}
-                    )
-                    assert (reply.status_code, reply.json()["error_kind"]) == (404, "session_lost"), reply.text
-                    assert "gone" in reply.json()["detail"]
-        assert sum(health["sessions"] for health in health_of_all(second, 2).values()) == 0
+def test_after_the_whole_server_was_killed_old_cookies_are_gone_and_its_browsers_are_ended(
+    restarted: tuple[Running, list[str], set[int]],
+) -> None:
+    second, cookies, pids = restarted
+    for pid in pids:
+        wait_until_gone(pid, 2.0)
+    with client_of(second) as late:
+        for cookie in cookies:
+            for method, path in (("POST", "/step"), ("GET", "/observe"), ("POST", "/evaluate")):
+                reply = late.request(
+                    method, path, json={"action": "noop()"} if path == "/step" else {}, headers={"cookie": cookie}
+                )
+                assert (reply.status_code, reply.json()["error_kind"]) == (404, "session_lost"), reply.text
+                assert "gone" in reply.json()["detail"]
+    assert sum(health["sessions"] for health in health_of_all(second, 2).values()) == 0
 
 
-def test_a_server_that_is_stopped_ends_its_browsers() -> None:
-    with running(*APP, "--workers", "2", cwd=ROOT) as server:
-        server.wait_for("Application startup complete", 2)
-        clients = seeded(server, 4)
-        pids = pids_of(server, 2)
-        assert server.stop() == 0
-        for pid in pids:
-            wait_until_gone(pid, 5.0)
-        for client in clients:
-            client.close()
+def test_a_server_that_is_stopped_ends_its_browsers(restarted: tuple[Running, list[str], set[int]]) -> None:
+    second, _, _ = restarted
+    clients = seeded(second, 4)
+    pids = pids_of(second, 2)
+    assert len(pids) == 4
+    assert second.stop() == 0
+    for pid in pids:
+        wait_until_gone(pid, 5.0)
+    for client in clients:
+        client.close()

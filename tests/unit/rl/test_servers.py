@@ -118,6 +118,31 @@ def test_what_is_open_is_released_as_the_server_stops() -> None:
     run(scenario)
 
 
+def test_a_seed_whose_sandbox_cannot_be_reached_leaves_nothing_and_can_be_sent_again() -> None:
+    class Sandboxed(CounterServer):
+        broken = True
+
+        async def sandbox_access(self, state: Any) -> dict[str, Any]:
+            if self.broken:
+                raise RuntimeError("the test wants this sandbox to be out of reach")
+            return {"kind": "shell"}
+
+    async def scenario() -> None:
+        server = Sandboxed()
+        async with client_of(server) as client:
+            assert (await client.post("/seed_session", json=NAMES | TASK)).status_code == 500
+            assert (server.releases, len(server.sessions)) == (1, 0)
+            server.broken = False
+            for _ in range(2):
+                seeded = (await client.post("/seed_session", json=NAMES | TASK)).json()
+                assert seeded["sandbox_access"] == {"kind": "shell"}
+            assert (await client.post("/sandbox_access")).json() == {"kind": "shell"}
+            assert (await client.post("/close_session", json=NAMES)).status_code == 200
+        assert server.releases == 2
+
+    run(scenario)
+
+
 def test_a_middleware_of_the_subclass_sees_every_request() -> None:
     seen: list[str] = []
 

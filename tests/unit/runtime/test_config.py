@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from homing.errors import ConfigurationError, StartupError
 from homing.routing import RoutingOptions, SessionRoutingMiddleware
 from homing.runtime.config import RunConfig
+from homing.runtime.listeners import Listeners
 from homing.runtime.protocol import HomingHttpToolsProtocol
 from homing.runtime.proxy_headers import PROXY_HEADERS
 
@@ -116,3 +118,14 @@ def test_every_header_that_uvicorn_reads_of_a_proxy_has_it_called() -> None:
     read = {each for each in code.co_consts if isinstance(each, bytes) and each.islower()}
     assert b"x-forwarded-for" in read
     assert read <= PROXY_HEADERS
+
+
+def test_whoever_accepts_a_connection_has_the_kernel_look_after_it(shop: str) -> None:
+    with Listeners(config(shop, port=0).bind_socket()) as listeners:
+        first, second = (listeners.take().socket for _ in range(2))
+        assert second.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        first.listen()
+        with socket.create_connection(first.getsockname(), timeout=10):
+            accepted, _ = first.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

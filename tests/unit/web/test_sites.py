@@ -4,11 +4,12 @@ each opens the files itself), and a killed process shows what the kernel does.""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,9 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_workers_locks_and_tickets_are_gone_with_it(tmp_path: Path) -> None:
-    folder = tmp_path / "sites"
+@contextlib.contextmanager
+def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a site and waits for it once more."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)],
         stdout=subprocess.PIPE,
@@ -214,6 +216,15 @@ def test_a_killed_workers_locks_and_tickets_are_gone_with_it(tmp_path: Path) -> 
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "held\n"
+        try:
+            yield holder
+        finally:
+            holder.kill()
+            holder.wait()
+
+
+def test_a_killed_workers_locks_and_tickets_are_gone_with_it(tmp_path: Path) -> None:
+    with holding(tmp_path / "sites") as holder:
 
         async def main() -> None:
             (pool,) = pools(tmp_path, 1)
@@ -226,6 +237,14 @@ def test_a_killed_workers_locks_and_tickets_are_gone_with_it(tmp_path: Path) -> 
 
         run(main)
     assert left_in(tmp_path) == []
+
+
+def test_a_killed_workers_tickets_are_buried_by_who_takes_its_place_though_nobody_waits(tmp_path: Path) -> None:
+    with holding(tmp_path / "sites"):
+        pools(tmp_path, 1)
+        assert [name for name in left_in(tmp_path) if name.endswith(".ticket")]  # a living one's
+    pools(tmp_path, 1)
+    assert not [name for name in left_in(tmp_path) if name.endswith(".ticket")]
 
 
 def test_the_next_one_learns_that_a_site_was_left_unhealthy(tmp_path: Path) -> None:

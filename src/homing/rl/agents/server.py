@@ -187,7 +187,8 @@ class AgentServer(RlServer):
         return "An agent server has POST /v1/agent_sessions, /v1/agent_sessions/close, /v1/responses and /run."
 
     def add_routes(self, app: FastAPI) -> None:
-        conflict = {409: "the request does not fit what is recorded of the session", 422: "the body cannot be used"}
+        unusable = {413: "the body is over the limit", 422: "the body cannot be used"}
+        conflict = {409: "the request does not fit what is recorded of the session", **unusable}
         add_json_route(
             app,
             "/v1/agent_sessions/capabilities",
@@ -235,7 +236,7 @@ class AgentServer(RlServer):
             body=AgentRunRequest,
             reply=Verdict,
             summary="Seed the agent's own resources server, run the agent, and verify.",
-            errors={404: "this agent has no resources server", 422: "the body cannot be used"},
+            errors={404: "this agent has no resources server", **unusable},
         )
         add_json_route(
             app,
@@ -245,7 +246,7 @@ class AgentServer(RlServer):
             body=StopRequest,
             reply=StopReply,
             summary="Ask the rollout's running activations to stop.",
-            errors={422: "the body cannot be used"},
+            errors=unusable,
         )
         add_json_route(
             app,
@@ -255,7 +256,7 @@ class AgentServer(RlServer):
             body=AggregateRequest,
             reply=Aggregate,
             summary="What a list of verdicts comes to.",
-            errors={422: "the body cannot be used"},
+            errors=unusable,
         )
 
     def _answering(self, serve: _Serve) -> _Serve:

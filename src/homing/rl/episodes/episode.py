@@ -133,7 +133,7 @@ class Episode:
         """
         try:
             seeded = await self._seed_resources()
-            response = await self._turn(self._tool_accesses(seeded), seeded.observation)
+            response = await self._turn(seeded)
             self.stage = "verification"
             return await self._verify(response)
         except CallError as error:
@@ -194,22 +194,21 @@ class Episode:
 
     # --- the agent's turn ---
 
-    async def _turn(self, tool_accesses: list[dict[str, Any]], observation: Any) -> dict[str, Any]:
+    async def _turn(self, seeded: ResourcesSeedReply) -> dict[str, Any]:
+        seed: dict[str, Any] = {
+            "agent_session_id": self._agent_id,
+            "episode_id": self._episode,
+            "task_id": self._task,
+            "tool_accesses": self._tool_accesses(seeded),
+        }
+        if seeded.sandbox_access is not None:
+            seed["sandbox_access"] = seeded.sandbox_access
         close = self.cleanup.register("the agent session", self._close_agent)
-        document = await self._post(
-            f"{self._agent}/v1/agent_sessions",
-            {
-                "agent_session_id": self._agent_id,
-                "episode_id": self._episode,
-                "task_id": self._task,
-                "tool_accesses": tool_accesses,
-            },
-            self._agent_cookies,
-        )
+        document = await self._post(f"{self._agent}/v1/agent_sessions", seed, self._agent_cookies)
         if not isinstance(document, dict) or document.get("agent_session_id") != self._agent_id:
             raise self._bad_reply("the agent seeded another session than it was asked to")
         self.stage = "agent"
-        response, timed_out = await self._respond(observation)
+        response, timed_out = await self._respond(seeded.observation)
         # Before the verdict: its receipt has the cookies that the agent's last tool call left.
         self.stage = "cleanup"
         receipt: AgentCloseReply | None = await close()

@@ -164,7 +164,7 @@ class EnvironmentServer:
             body=EpisodeRequest,
             reply=EpisodeReply,
             summary="Drive one episode: its verdict, or why it has none.",
-            errors={422: "the body cannot be used"},
+            errors={413: "the body is over the limit", 422: "the body cannot be used"},
         )
         add_error_replies(app, lambda: "An environment server has POST /run.")
         app.add_middleware(RolloutPrefixMiddleware)

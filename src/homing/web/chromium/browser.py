@@ -18,17 +18,19 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from homing.tasks import ended
 from homing.web.base import Footprint, ProcessMark
 from homing.web.chromium.binary import Binary
 from homing.web.chromium.driver import Driver
 from homing.web.errors import BrowserStartError
 from homing.web.processes import (
     browser_environment,
+    children,
     command_line,
     end,
     is_running,
@@ -49,7 +51,8 @@ logger = logging.getLogger(__name__)
 _LAUNCH_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 2.0
 _CONTEXT_SECONDS: Final = 20.0
-_WATCH_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.02
+"""A new browser needs longer until it has children."""
 _ANSWER_SECONDS: Final = 1.0
 _KILL_SECONDS: Final = 2.0
 
@@ -120,8 +123,13 @@ class Browser:
         """
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="browser-", dir=launch.folder))
         playwright = None
+        leaders: list[ProcessMark] = []
         try:
-            async with asyncio.timeout(_LAUNCH_SECONDS):
+            async with (
+                asyncio.timeout(_LAUNCH_SECONDS) as limit,
+                driver.watched(limit, lambda: any(_is_held(led_by(each)) for each in leaders)),
+                _noting_launch(driver, launch.folder, leaders),
+            ):
                 playwright = await driver.playwright.chromium.launch(
                     executable_path=launch.binary.path,
                     args=launch.arguments(),
@@ -139,13 +147,17 @@ class Browser:
                 browser = cls(driver, playwright, cdp, folder)
                 pids = await browser._pids("browser")
                 browser.process = next(iter(pids), None)
-                if browser.process is not None:
+                if browser.process is not None and browser.process not in leaders:
                     await asyncio.to_thread(note_leader, launch.folder, browser.process)
         except BaseException as error:
             with contextlib.suppress(Exception):
                 if playwright is not None:
                     async with asyncio.timeout(_CLOSE_SECONDS):
                         await playwright.close()
+            for leader in leaders:
+                # It may be dead, and what it started be held by a signal: then nobody else ends that.
+                if not await asyncio.to_thread(end, led_by(leader), _KILL_SECONDS):
+                    await asyncio.to_thread(forget_leader, launch.folder, leader)
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(remove_folder, folder)
             if not isinstance(error, Exception):
@@ -181,7 +193,10 @@ class Browser:
                 raise BrowserStartError("the browser takes no more sessions")  # those before this one have seen to it
             raw = None
             try:
-                async with asyncio.timeout(_CONTEXT_SECONDS) as limit, self._watched(limit):
+                async with (
+                    asyncio.timeout(_CONTEXT_SECONDS) as limit,
+                    self.driver.watched(limit, lambda: _is_held(self._processes())),
+                ):
                     before = await self._renderers()
                     raw = await self.playwright.new_context(**options)
                     page = await raw.new_page()
@@ -197,27 +212,6 @@ class Browser:
             footprint = Footprint(processes=new if len(new) == 1 else set())
             self._known |= footprint.processes
             return raw, page, footprint
-
-    @contextlib.asynccontextmanager
-    async def _watched(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
-        """End the limit as soon as a part of the browser that all pages need is seen to be held by a signal."""
-        loop = asyncio.get_running_loop()
-
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(_WATCH_SECONDS)
-                if await asyncio.to_thread(self._is_held):
-                    limit.reschedule(loop.time())
-                    return
-
-        watching = loop.create_task(watch(), name="watch browser")
-        try:
-            yield
-        finally:
-            watching.cancel()
-
-    def _is_held(self) -> bool:
-        return any(is_stopped(each) and kind_of(each) != "renderer" for each in self._processes())
 
     async def close_context(self, raw: BrowserContext, footprint: Footprint) -> bool:
         """Close a context and end what it leaves; whether the browser still answers."""
@@ -318,3 +312,36 @@ def kind_of(process: ProcessMark) -> str:
     """
     found = _KIND.search(" ".join(command_line(process)))
     return found[1] if found else "browser"
+
+
+def _is_held(processes: Iterable[ProcessMark]) -> bool:
+    """Whether a part that all pages need is held by a signal."""
+    return any(is_stopped(each) and kind_of(each) != "renderer" for each in processes)
+
+
+@contextlib.asynccontextmanager
+async def _noting_launch(driver: Driver, folder: Path, leaders: list[ProcessMark]) -> AsyncIterator[None]:
+    """Note the process that the driver starts meanwhile as soon as it is there, in `folder` and in `leaders`.
+
+    The driver tells of a browser only once it serves. One that dies before leaves children that show no mark; unless their
+    session is known by then, nobody can tell whose they are.
+    """
+    process = driver.process
+    if process is None:
+        yield
+        return
+    before = set(await asyncio.to_thread(children, process.pid))
+
+    async def watch() -> None:
+        while not leaders:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for each in set(await asyncio.to_thread(children, process.pid)) - before:
+                leaders.append(each)
+                await asyncio.to_thread(note_leader, folder, each)
+
+    watching = asyncio.get_running_loop().create_task(watch(), name="watch browser's start")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await ended([watching])

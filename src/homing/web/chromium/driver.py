@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 2.0
+_WATCH_SECONDS: Final = 1.0
 
 
 class Driver:
@@ -68,6 +69,29 @@ class Driver:
     def is_held(self) -> bool:
         """Whether a signal holds it: it is there, and answers nobody until it is let go on."""
         return self.process is not None and is_stopped(self.process)
+
+    @contextlib.asynccontextmanager
+    async def watched(self, limit: asyncio.Timeout, is_held: Callable[[], bool] | None = None) -> AsyncIterator[None]:
+        """End a limit as soon as a signal is seen to hold the driver, which then gives no answer. A look before asking it
+        is not enough: a process is seen to be held some time after the signal was sent.
+
+        Args:
+            is_held: What else would give none; runs in a thread.
+        """
+        loop = asyncio.get_running_loop()
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(_WATCH_SECONDS)
+                if self.is_held or (is_held is not None and await asyncio.to_thread(is_held)):
+                    limit.reschedule(loop.time())
+                    return
+
+        watching = loop.create_task(watch(), name="watch driver")
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     async def answers(self, seconds: float = _ANSWER_SECONDS) -> bool:
         """Whether it answers in time, whatever its browsers do."""

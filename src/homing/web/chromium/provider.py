@@ -130,6 +130,7 @@ class LocalProvider:
         self._live: set[LocalHeld] = set()
         self._starting = asyncio.Lock()
         self._refill: asyncio.Task[None] | None = None
+        self._launching: asyncio.Task[Browser] | None = None
         self._tasks = Tasks()
         self._closed = False
         self.launched = 0
@@ -221,6 +222,8 @@ class LocalProvider:
             RuntimeError: something could not be ended.
         """
         self._closed = True
+        if self._launching is not None:
+            self._launching.cancel()
         if self._refill is not None:
             self._refill.cancel()
             await asyncio.wait((self._refill,), timeout=_REFILL_SECONDS)
@@ -309,6 +312,8 @@ class LocalProvider:
     async def _browser(self) -> Browser:
         """A browser with room for one more, counted in already."""
         async with self._starting:
+            if self._closed:
+                raise BrowserStartError("the browser supply is closed")
             await self._end_lost_driver()
             if self.settings.isolation == "context":
                 for browser in list(self._browsers):
@@ -335,7 +340,7 @@ class LocalProvider:
                 flags=self.settings.flags,
             )
             try:
-                browser = await Browser.launch(self._driver, launch)
+                browser = await self._launch(self._driver, launch)
             except BrowserStartError:
                 if not await self._driver.answers():
                     await self._end_driver()  # else it would fail the next one too
@@ -344,6 +349,22 @@ class LocalProvider:
             browser.leases += 1
             self._browsers.append(browser)
             return browser
+
+    async def _launch(self, driver: Driver, launch: Launch) -> Browser:
+        """A new browser; the supply's end does not wait until one starts that does not.
+
+        Raises:
+            BrowserStartError: it does not start, or the supply is closed.
+        """
+        self._launching = self._tasks.spawn(Browser.launch(driver, launch), "launch browser")
+        try:
+            return await self._launching
+        except asyncio.CancelledError:
+            if self._closed and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise BrowserStartError("the browser supply is closed") from None
+            raise
+        finally:
+            self._launching = None
 
     async def _end_lost_driver(self) -> None:
         """A driver that is gone, or that a signal holds, speaks to no browser of its own: all of them go with it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from homing.web.chromium.view import View
+from homing.web.recording import write_whole
 from homing.web.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Screencast:
     def _save(self, pictures: Mapping[int, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for step, data in pictures.items():
-            (self._folder / picture_name(step)).write_bytes(base64.b64decode(data))
+            write_whole(self._folder / picture_name(step), base64.b64decode(data))
 
 
 async def _acknowledge(cdp: Any, session_id: int) -> None:

@@ -14,7 +14,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from homing.web.recording import TRACE_FILE
+from homing.web.recording import TRACE_FILE, make_empty
 from homing.web.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Trace:
             await asyncio.to_thread(self._bound)
         except Exception:
             logger.warning("a trace could not be written", exc_info=True)
+            await asyncio.to_thread(make_empty, self._path)  # a part of it is none
         await self._tasks.aclose(0.1)
 
     def _make_empty(self) -> None:
