@@ -181,7 +181,7 @@ WEB_BUGS: Final = (
                 "asyncio.open_connection(host, port)",
             ),
         ),
-        (f"{_ISOLATION}::test_a_name_is_judged_by_the_addresses_it_leads_to",),
+        (f"{_ISOLATION}::test_a_name_is_connected_to_where_its_one_look_up_led",),
     ),
     Bug(
         "a browser knows the run directory",

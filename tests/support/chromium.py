@@ -6,10 +6,9 @@ Pages are given by path, as HTML or as a function of the connection that answers
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from homing.web.base import Page, ProcessMark, Progress
 from homing.web.chromium.backend import ChromiumBackends, PlaySettings
 from homing.web.chromium.binary import Binary, find_binary
+from homing.web.chromium.browser import kind_of
 from homing.web.chromium.held import Held
 from homing.web.chromium.provider import LocalProvider, LocalSettings
 from homing.web.chromium.rules import NavigationRules
@@ -251,5 +251,55 @@ def play(
             assert not [each for each in processes if is_running(each)]
             assert folder is None or not os.path.lexists(folder)
 
-    assert inspect.iscoroutinefunction(main)
     asyncio.run(main())
+
+
+class SharedWorld:
+    """One world for the tests of a file that harm no more than their own sessions: a browser costs more than most of them do.
+
+    Each test has pages of its own; afterwards its sessions are closed, and nothing of them may be left in the browser.
+    """
+
+    def __init__(self, runner: asyncio.Runner, world: ChromiumWorld) -> None:
+        self._runner = runner
+        self._world = world
+
+    def play(self, pages: Mapping[str, str | Answer], script: Callable[[ChromiumWorld], Awaitable[None]]) -> None:
+        """As `play`."""
+        self._runner.run(self._play(pages, script))
+
+    async def _play(
+        self, pages: Mapping[str, str | Answer], script: Callable[[ChromiumWorld], Awaitable[None]]
+    ) -> None:
+        world = self._world
+        world.site.pages = dict(pages)
+        world.tasks.evaluated = 0
+        try:
+            async with asyncio.timeout(TEST_SECONDS):
+                await script(world)
+        finally:
+            closed = await asyncio.gather(
+                *(world.manager.close_session(session.id) for session in world.manager._sessions)
+            )
+        assert all(closed)
+        assert world.provider.health()["contexts"] == 0
+        assert not [each for each in world.browser_processes() if kind_of(each) == "renderer"]
+
+
+@contextmanager
+def shared_world(**options: Any) -> Iterator[SharedWorld]:
+    """A world that is made when the first test asks for it; see `chromium_world`."""
+    require_chromium()
+    with asyncio.Runner() as runner:
+        around = chromium_world({}, **options)
+        shared = SharedWorld(runner, runner.run(_entered(around)))
+        yield shared
+        runner.run(_left(around))
+
+
+async def _entered(around: AbstractAsyncContextManager[ChromiumWorld]) -> ChromiumWorld:
+    return await around.__aenter__()
+
+
+async def _left(around: AbstractAsyncContextManager[ChromiumWorld]) -> None:
+    await around.__aexit__(None, None, None)

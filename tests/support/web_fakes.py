@@ -151,7 +151,7 @@ class FakeSites:
 
 
 class FakeBackend:
-    """A counter: `step` adds one, whatever the action; `evaluate` gives the count as reward."""
+    """A counter: `step` adds one, whatever the action (`stop()` ends the task); `evaluate` gives the count as reward."""
 
     def __init__(self, factory: FakeFactory, spec: BackendSpec) -> None:
         self.factory = factory
@@ -187,7 +187,9 @@ class FakeBackend:
         await self._operation("step")
         self.count += 1
         self.factory.effects[self.spec.session_id] = self.factory.effects.get(self.spec.session_id, 0) + 1
-        return StepResult(observation=self._observation(str(action)), reward=float(self.count))
+        return StepResult(
+            observation=self._observation(str(action)), reward=float(self.count), terminated=action == "stop()"
+        )
 
     async def evaluate(self, final_answer: str | None) -> VerifierResult:
         await self._operation("evaluate")

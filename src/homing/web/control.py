@@ -201,14 +201,17 @@ class SessionControl:
                 logger.exception("a sweep of the session records failed")
 
     async def _sweep(self) -> None:
-        """Drop old fences; fence those whose session has ended by itself. A session that lives is left alone."""
+        """Drop old fences, and old records whose session has ended by itself. A session that lives is left alone."""
         now = self._clock.monotonic()
+        over = []
         for session_id, record in list(self._records.items()):
             if record.closed_at is not None:
                 if now - record.closed_at >= self._lifetime_seconds:
                     del self._records[session_id]
             elif now - record.created_at >= self._lifetime_seconds and self._is_over(session_id, record):
-                await self._expire(session_id, record)
+                over.append(self._expire(session_id, record))
+        # At once: one whose release takes its time holds up no other.
+        await asyncio.gather(*over)
 
     def _is_over(self, session_id: str, record: _Record) -> bool:
         return (record.seed is None or record.seed.done()) and not self._manager.is_live(session_id)

@@ -142,7 +142,7 @@ class Env(gymnasium.Env[dict[str, Any], str]):
                 return self._begun(self._call("/reset", {"task": self._task}))
             except WebCallError as error:
                 self._is_live = False
-                if not error.retryable and error.error_kind != "session_conflict":
+                if not error.retryable:
                     raise
                 self._client.cookies.clear()
         self._identity = identity()

@@ -98,16 +98,16 @@ class BearerError(AuthenticationError):
 
 
 class SessionConflictError(WebError):
-    """The session exists with another task, or is in a state in which the call makes no sense."""
+    """The session exists with another task, or is in a state in which the call makes no sense: a new session, or the call
+    once the session is ready, may succeed."""
 
     status = 409
     error_kind = "session_conflict"
+    retryable = True
 
 
 class SessionBusyError(SessionConflictError):
     """As many calls as may wait for this session do already; nothing ran, so the call can be sent again."""
-
-    retryable = True
 
 
 # --- what the machinery did ---

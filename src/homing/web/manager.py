@@ -297,7 +297,7 @@ class WebSessionManager:
             session_id=session_id,
             benchmark=session.task.benchmark,
             task_id=session.task.task_id,
-            status=session.status,
+            status=session.wire_status,
             created_at=session.created_wall,
             last_access_at=session.used_wall,
             site_lease_id=None if session.site is None else session.site.lease_id,

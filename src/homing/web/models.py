@@ -24,13 +24,28 @@ def _stringified(given: object) -> object:
 
 
 class SessionStatus(enum.StrEnum):
-    """Where a session is in its life; a session that no worker knows is `gone`, which only replies say."""
+    """Where a session is in its life; one that no worker knows is `gone`. Replies have words of their own."""
 
     SEEDING = "seeding"
     LIVE = "live"
     CLOSING = "closing"
     CLOSED = "closed"
     FAILED = "failed"
+
+
+class WireStatus(enum.StrEnum):
+    """A session's `status` as replies say it: in the words that its clients know, and with what runs in it.
+
+    `finished`: its task has ended or been evaluated; `error`: it failed, and is being released.
+    """
+
+    CREATING = "creating"
+    READY = "ready"
+    STEPPING = "stepping"
+    FINISHED = "finished"
+    ERROR = "error"
+    CLOSING = "closing"
+    CLOSED = "closed"
 
 
 class Task(BaseModel):
@@ -203,7 +218,7 @@ class SeedReply(BaseModel):
 
     session_id: str
     task_id: str
-    status: SessionStatus
+    status: WireStatus
     observation: Observation
     info: dict[str, Any] = Field(default_factory=dict)
 
@@ -214,7 +229,7 @@ class SessionState(BaseModel):
     session_id: str
     benchmark: str
     task_id: str
-    status: SessionStatus
+    status: WireStatus
     created_at: float
     last_access_at: float
     site_lease_id: str | None = None

@@ -159,8 +159,15 @@ class Operations:
         async with Turn(session, self._settings.wait_seconds):
             assert session.backend is not None
             with EndsOnFailure(session, self._end, value_error=InvalidActionError):
-                ran = await self._run(session, session.backend.step, action, seconds=self._settings.operation_seconds)
+                session.is_stepping = True
+                try:
+                    ran = await self._run(
+                        session, session.backend.step, action, seconds=self._settings.operation_seconds
+                    )
+                finally:
+                    session.is_stepping = False
             result: StepResult = ran.value
+            session.is_finished = result.terminated or result.truncated
             session.note(
                 event(
                     "step",
@@ -197,6 +204,7 @@ class Operations:
                 ran = await self._run(session, session.backend.reset, task, seconds=self._settings.reset_seconds)
             observation, info = ran.value
             session.task = task
+            session.is_finished = False
             # What is queued behind the reset belongs to the new try.
             for operation_id in [each for each, stepped in session.stepped.items() if stepped.task.done()]:
                 del session.stepped[operation_id]

@@ -38,7 +38,9 @@ _ROUTER_KINDS: Final = {
 }
 """The router's codes as kinds of this surface; any other below 500 is `invalid_request`."""
 
-_RETRYABLE: Final = frozenset({"session_gone", "capacity_unavailable", "operation_timeout", "session_lost"})
+_RETRYABLE: Final = frozenset(
+    {"session_conflict", "session_gone", "capacity_unavailable", "operation_timeout", "session_lost"}
+)
 
 
 def body_of(detail: object, error_kind: str, retryable: bool) -> bytes:

@@ -196,7 +196,7 @@ def seed_reply(session: Session) -> SeedReply:
     return SeedReply(
         session_id=session.id,
         task_id=session.task.task_id,
-        status=session.status,
+        status=session.wire_status,
         observation=observation,
         info=told,
     )

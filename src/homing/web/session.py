@@ -33,7 +33,16 @@ from homing.web.base import (
 )
 from homing.web.errors import ReleaseError
 from homing.web.ledger import Entry, Kind, Ledger
-from homing.web.models import Action, ArtifactRef, Observation, SessionStatus, StepResult, Task, VerifierResult
+from homing.web.models import (
+    Action,
+    ArtifactRef,
+    Observation,
+    SessionStatus,
+    StepResult,
+    Task,
+    VerifierResult,
+    WireStatus,
+)
 from homing.web.processes import left_of
 from homing.web.settings import WebSettings
 from homing.web.tasks import Tasks
@@ -44,6 +53,13 @@ T = TypeVar("T")
 
 _GRACE_SECONDS: Final = 1.0
 """How long operations that were told to stop are waited for before their browser is interrupted."""
+
+_WIRE: Final = {
+    SessionStatus.SEEDING: WireStatus.CREATING,
+    SessionStatus.CLOSING: WireStatus.CLOSING,
+    SessionStatus.CLOSED: WireStatus.CLOSED,
+    SessionStatus.FAILED: WireStatus.ERROR,
+}
 
 TEARDOWN_ORDER: Final = (Kind.BACKEND, Kind.RUNNER, Kind.BROWSER, Kind.SITE)
 
@@ -82,6 +98,8 @@ class Session:
     Attributes:
         task: What it is for; the reset's, once there was one.
         fenced: It is to end, or has: no operation begins.
+        is_stepping: A step has its turn.
+        is_finished: The task has ended: the last step said so.
         healthy: It ended as it should; its sites are in the state that the task left them in.
         used_at: When its last operation ended; status and health do not count.
         retry_at: When the teardown is tried again; None: it runs, or there is none.
@@ -96,6 +114,8 @@ class Session:
         self.status = SessionStatus.SEEDING
         self.reason: Reason | None = None
         self.fenced = False
+        self.is_stepping = False
+        self.is_finished = False
         self.healthy = True
         self.created_at: Final = surroundings.clock.monotonic()
         self.created_wall: Final = surroundings.clock.wall()
@@ -203,6 +223,16 @@ class Session:
     @property
     def is_acquiring(self) -> bool:
         return bool(self._acquiring)
+
+    @property
+    def wire_status(self) -> WireStatus:
+        """What replies call its status."""
+        if self.status is not SessionStatus.LIVE:
+            return _WIRE[self.status]
+        if self.is_stepping:
+            return WireStatus.STEPPING
+        is_over = self.is_finished or self.given_verdict() is not None
+        return WireStatus.FINISHED if is_over else WireStatus.READY
 
     @property
     def is_idle(self) -> bool:

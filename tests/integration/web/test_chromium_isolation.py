@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Mapping
 
 import pytest
 from tests.support.chromium import Answer, ChromiumWorld, Site, play, require_chromium
@@ -158,27 +157,80 @@ def test_what_one_session_copies_another_does_not_paste() -> None:
 
 ATTEMPTS = """<p id=p>…</p><script>
 const canary = new URLSearchParams(location.search).get('at');
-const host = canary.replace('127.0.0.1', 'localhost');
+const port = canary.split(':')[1];
+const soon = (act) => new Promise((done) => { act(done); setTimeout(done, 1500) });
+const element = (tag, key, path, more = {}) => soon((done) => {
+  const made = Object.assign(document.createElement(tag), { onload: done, onerror: done }, more);
+  made[key] = `http://${canary}/${path}`;
+  document.body.append(made);
+});
+const worker = (text, kind = Worker) => soon((done) => {
+  const made = new kind(URL.createObjectURL(new Blob([text])));
+  (made.port ?? made).onmessage = made.onerror = done;
+});
+const form = (method) => soon(() => {
+  const frame = document.createElement('iframe');
+  frame.name = 'of-' + method;
+  const made = Object.assign(document.createElement('form'), { action: `http://${canary}/${method}`, method, target: frame.name });
+  document.body.append(frame, made);
+  made.submit();
+});
+const hosts = ['127.0.0.1', 'localhost', 'localhost.', 'a.localhost', '127.1', '2130706433', '0x7f000001', '0x7f.0.0.1', '0177.0.0.1',
+  '017700000001', '127.0.0.2', '0.0.0.0', '0', '[::1]', '[::]', '[::ffff:127.0.0.1]', '[::ffff:7f00:1]', '[::127.0.0.1]',
+  '127。0。0。1', '①②⑦.0.0.1'];
 const tried = [
-  fetch(`http://${canary}/fetch`, { mode: 'no-cors' }),
-  fetch(`http://${host}/name`, { mode: 'no-cors' }),
-  fetch(`http://[::ffff:127.0.0.1]:${canary.split(':')[1]}/mapped`, { mode: 'no-cors' }),
-  fetch(`http://2130706433:${canary.split(':')[1]}/decimal`, { mode: 'no-cors' }),
+  ...hosts.map((host) => fetch(`http://${host}:${port}/host`, { mode: 'no-cors' })),
   fetch('/redirect?to=' + encodeURIComponent(`http://${canary}/redirected`), { mode: 'no-cors' }),
-  new Promise((done) => { const i = new Image(); i.onload = i.onerror = done; i.src = `http://${canary}/image` }),
-  new Promise((done) => { const s = new WebSocket(`ws://${canary}/socket`); s.onopen = s.onerror = done }),
-  new Promise((done) => { const s = new EventSource(`http://${canary}/events`); s.onopen = s.onerror = done }),
-  new Promise((done) => { const f = document.createElement('iframe'); f.onload = done; f.src = `http://${canary}/frame`;
-    document.body.append(f) }),
-  new Promise((done) => { const l = document.createElement('link'); l.rel = 'prefetch'; l.onload = l.onerror = done;
-    l.href = `http://${canary}/prefetch`; document.head.append(l); setTimeout(done, 500) }),
-  new Promise((done) => { navigator.sendBeacon(`http://${canary}/beacon`); setTimeout(done, 300) }),
-  new Promise((done) => { const w = new Worker(URL.createObjectURL(new Blob([
-    `fetch('http://${canary}/worker', { mode: 'no-cors' }).finally(() => postMessage(1))`])));
-    w.onmessage = w.onerror = done; setTimeout(done, 1500) }),
+  soon((done) => { const made = new XMLHttpRequest(); made.onloadend = done; made.open('GET', `http://${canary}/xhr`); made.send() }),
+  soon((done) => { const made = new WebSocket(`ws://${canary}/socket`); made.onopen = made.onerror = done }),
+  soon((done) => { const made = new EventSource(`http://${canary}/events`); made.onopen = made.onerror = done }),
+  soon(() => navigator.sendBeacon(`http://${canary}/beacon`)),
+  element('img', 'src', 'image'), element('script', 'src', 'script'), element('iframe', 'src', 'frame'),
+  element('embed', 'src', 'embed'), element('object', 'data', 'object'), element('video', 'src', 'video', { autoplay: true }),
+  element('audio', 'src', 'audio', { autoplay: true }), element('link', 'href', 'style', { rel: 'stylesheet' }),
+  element('link', 'href', 'prefetch', { rel: 'prefetch' }), element('link', 'href', 'preload', { rel: 'preload', as: 'image' }),
+  element('link', 'href', 'preconnect', { rel: 'preconnect' }), element('link', 'href', 'icon', { rel: 'icon' }),
+  element('link', 'href', 'modulepreload', { rel: 'modulepreload' }), element('link', 'href', 'manifest', { rel: 'manifest' }),
+  soon(() => { document.body.style.background = `url(http://${canary}/css)` }),
+  new FontFace('F', `url(http://${canary}/font)`).load(),
+  import(`http://${canary}/import`),
+  worker(`fetch('http://${canary}/worker', { mode: 'no-cors' }).finally(() => postMessage(1))`),
+  worker(`try { importScripts('http://${canary}/imported') } finally { postMessage(1) }`),
+  worker(`onconnect = (event) => fetch('http://${canary}/shared', { mode: 'no-cors' }).finally(() => event.ports[0].postMessage(1))`,
+    SharedWorker),
+  navigator.serviceWorker?.register('/worker.js?' + canary),
+  form('get'), form('post'),
+  element('iframe', 'dummy', '', { srcdoc: `<meta http-equiv=refresh content="0;url=http://${canary}/refresh">` }),
+  element('a', 'href', 'download', { download: 'x' }).then(() => 0),
+  soon(() => { const made = Object.assign(document.createElement('a'), { href: `http://${canary}/clicked`, download: 'x', target: '_blank' });
+    document.body.append(made); made.click() }),
+  soon(() => { const made = Object.assign(document.createElement('a'), { href: '#x', ping: `http://${canary}/ping` });
+    document.body.append(made); made.click() }),
+  soon(() => window.open(`http://${canary}/popup`)),
+  soon(() => { const made = Object.assign(document.createElement('script'), { type: 'speculationrules', text: JSON.stringify({
+    prerender: [{ source: 'list', urls: [`http://${canary}/prerender`] }], prefetch: [{ source: 'list', urls: [`http://${canary}/speculated`] }],
+  }) }); document.head.append(made) }),
+  soon((done) => {
+    const made = new RTCPeerConnection({ iceServers: [{ urls: [`stun:${canary}`, `stun:localhost:${port}`] },
+      { urls: `turn:${canary}?transport=tcp`, username: 'u', credential: 'c' }] });
+    made.onicegatheringstatechange = () => made.iceGatheringState === 'complete' && done();
+    made.createDataChannel('d');
+    made.createOffer().then((offer) => made.setLocalDescription(offer));
+  }),
+  soon(async () => await new WebTransport(`https://${canary}/transport`).ready),
 ];
-Promise.allSettled(tried).then(() => { p.textContent = 'tried' });
+Promise.allSettled(tried).then(() => { p.textContent = 'tried ' + tried.length });
 </script>"""
+
+
+class Datagrams(asyncio.DatagramProtocol):
+    """Counts what comes without a connection."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        self.seen.append(data)
 
 
 def test_a_page_reaches_no_port_of_this_machine_but_its_own() -> None:
@@ -189,31 +241,47 @@ def test_a_page_reaches_no_port_of_this_machine_but_its_own() -> None:
         to = canary.origin + "/redirected"
         writer.write(f"HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
 
-    pages: Mapping[str, str | Answer] = {"/": ATTEMPTS, "/redirect": redirect, "/start": "<p>start</p>"}
+    def fetching(address: str) -> str:
+        return f"onfetch = () => {{}}; oninstall = () => fetch('http://{address}/service', {{ mode: 'no-cors' }})"
+
+    pages: dict[str, str | Answer] = {"/": ATTEMPTS, "/redirect": redirect, "/start": "<p>start</p>"}
 
     async def script(world: ChromiumWorld) -> None:
         await canary.start()
+        at = canary.origin.removeprefix("http://")
+        host, port = at.split(":")
+        world.site.pages["/worker.js"] = fetching(at)
+        transport, datagrams = await asyncio.get_running_loop().create_datagram_endpoint(
+            Datagrams, local_addr=(host, int(port))
+        )
         try:
-            at = canary.origin.removeprefix("http://")
             await world.seed("s", "/start")
             await world.step("s", {"action": "goto", "url": world.url(f"/?at={at}")})
-            result = await world.step("s", {"action": "wait_for", "text": "tried", "milliseconds": 8000})
-            assert result.execution_ok, result.observation.axtree
+            while True:  # windows that it opens come to the front
+                result = await world.step("s", {"action": "tab_focus", "index": 0})
+                if '"tried ' in result.observation.axtree:
+                    break
+                await asyncio.sleep(0.1)
+            await world.seed("t", "/start")
             for url in (
                 canary.origin + "/goto", "file:///etc/passwd", "chrome://version", "view-source:" + world.url("/"),
-                "data:text/html,x", "javascript:1", f"http://localhost:{at.split(':')[1]}/", "http://169.254.169.254/",
+                "data:text/html,x", "javascript:1", f"http://localhost:{port}/", "http://169.254.169.254/",
+                "about:config", "blob:" + world.url("/x"), "filesystem:" + world.url("/x"), "ftp://127.0.0.1/", "devtools://devtools/",
+                f"http://localhost.:{port}/", f"http://0x7f.1:{port}/", f"http://[::1]:{port}/", f"http://[::ffff:7f00:1]:{port}/",
             ):  # fmt: skip
-                result = await world.step("s", {"action": "goto", "url": url})
+                result = await world.step("t", {"action": "goto", "url": url})
                 assert not result.execution_ok, url
                 assert result.observation.url.startswith(world.site.origin), url
             # A redirect is judged where it leads.
-            result = await world.step("s", {"action": "goto", "url": world.url("/redirect")})
+            result = await world.step("t", {"action": "goto", "url": world.url("/redirect")})
             assert "canary" not in result.observation.axtree
             assert canary.asked == []
+            assert datagrams.seen == []
             gateway = world.provider.gateway
             assert gateway is not None
-            assert gateway.refused >= 8
+            assert gateway.refused >= 30
         finally:
+            transport.close()
             await canary.aclose()
 
     play(pages, script)
@@ -303,6 +371,42 @@ def test_a_name_is_judged_by_the_addresses_it_leads_to(monkeypatch: pytest.Monke
         finally:
             await gateway.aclose()
             await canary.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_name_is_connected_to_where_its_one_look_up_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leads to afterwards was judged by nobody."""
+    site = Site({"/": "<h1>site</h1>"})
+
+    async def main() -> None:
+        await site.start()
+        port = int(site.origin.rpartition(":")[2])
+        gateway = Gateway(NavigationRules(private=True))
+        await gateway.start()
+        asked: list[str] = []
+
+        async def resolve(host: str, port: int, **_: object) -> list[object]:
+            asked.append(host)
+            return [(2, 1, 6, "", ("127.0.0.1", port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        page = b"GET / HTTP/1.1\r\nhost: rebound.example\r\n\r\n"
+        try:
+            for head, tunnelled in (
+                (f"GET http://rebound.example:{port}/ HTTP/1.1\r\nhost: rebound.example\r\n\r\n", b""),
+                (f"CONNECT rebound.example:{port} HTTP/1.1\r\nhost: rebound.example\r\n\r\n", page),
+            ):
+                asked.clear()
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.address.rpartition(":")[2]))
+                writer.write(head.encode() + tunnelled)
+                answer = await asyncio.wait_for(reader.read(), 60)
+                writer.close()
+                assert answer.endswith(b"<h1>site</h1>"), answer
+                assert asked == ["rebound.example"]
+        finally:
+            await gateway.aclose()
+            await site.aclose()
 
     asyncio.run(main())
 

@@ -67,7 +67,7 @@ def test_a_session_over_http_from_its_seed_to_its_close() -> None:
         seed = await client.post("/seed_session", json={"task": {**TASK, "seed": 0, "own_field": [1]}})
         assert seed.status_code == 200, seed.text
         body = seed.json()
-        assert (body["task_id"], body["status"], body["observation"]["axtree"]) == ("count", "live", "count 0")
+        assert (body["task_id"], body["status"], body["observation"]["axtree"]) == ("count", "ready", "count 0")
         assert body["info"]["browser"]["transport"] == "local_process"
         assert list(client.cookies) == ["WebServer___server"]
         step = (await client.post("/step", json={"operation_id": "1", "action": {"action": "noop"}})).json()
@@ -76,10 +76,11 @@ def test_a_session_over_http_from_its_seed_to_its_close() -> None:
         assert (await client.post("/step", json={"action": "noop()"})).json()["reward"] == 2.0
         assert (await client.get("/observe")).json()["observation"]["axtree"] == "count 2"
         state = (await client.get("/session")).json()
-        assert (state["benchmark"], state["status"], state["browser_provider"]) == ("fake", "live", "fake")
+        assert (state["benchmark"], state["status"], state["browser_provider"]) == ("fake", "ready", "fake")
         assert state["session_id"] == body["session_id"]
         assert (await client.post("/reset", json={"task": TASK})).json()["observation"]["axtree"] == "count 0"
         assert (await client.post("/evaluate", json={})).json()["result"]["reward"] == 0.0
+        assert (await client.get("/session")).json()["status"] == "finished"
         close = (await client.post("/close")).json()
         assert (close["closed"], close["session_id"]) == (True, body["session_id"])
         assert close["recording_artifacts"][0]["mime_type"] == "text/html"
@@ -172,10 +173,10 @@ def test_the_error_table() -> None:
         assert told(await client.post("/seed_session", json={"task": {**TASK, "task_id": "x"}})) == (
             409,
             "session_conflict",
-            False,
+            True,
         )
         assert (await client.post("/evaluate", json={})).status_code == 200
-        assert told(await client.post("/step", json={"action": "noop()"})) == (409, "session_conflict", False)
+        assert told(await client.post("/step", json={"action": "noop()"})) == (409, "session_conflict", True)
         # Capacity.
         async with httpx.AsyncClient(base_url=client.base_url) as second:
             full = await second.post("/seed_session", json={"task": TASK})
@@ -343,7 +344,7 @@ def test_a_close_needs_no_cookie_and_fences_the_identity_before_and_after_its_se
     async def script(client: httpx.AsyncClient) -> None:
         assert (await client.post("/close", json=IDENTITY)).json()["closed"] is True
         late = await client.post("/seed_session", json={**IDENTITY, "task": TASK})
-        assert told(late) == (409, "session_conflict", False)
+        assert told(late) == (409, "session_conflict", True)
         second = {**IDENTITY, "_ng_session_id": "session-" + "b" * 16}
         assert (await client.post("/seed_session", json={**second, "task": TASK})).status_code == 200
         cookies = dict(client.cookies)

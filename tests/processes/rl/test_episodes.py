@@ -153,8 +153,9 @@ def test_every_verdict_is_right_when_every_request_lands_at_a_wrong_worker(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mcp", ["0", "1"])
-@pytest.mark.parametrize("options", [{}, SCATTER], ids=["plain", "scattered"])
+@pytest.mark.parametrize(
+    ("options", "mcp"), [({}, "0"), (SCATTER, "0"), (SCATTER, "1")], ids=["plain", "scattered", "scattered over MCP"]
+)
 def test_five_hundred_episodes_on_four_workers_each_and_every_verdict_is_right(
     tmp_path: Path, options: dict[str, tuple[str, ...]], mcp: str
 ) -> None:

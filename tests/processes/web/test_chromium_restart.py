@@ -16,7 +16,7 @@ from tests.support.chromium import require_chromium
 from tests.support.running import HOMING, ROOT, Running, running, wait_until_gone
 
 from homing.web.chromium.browser import kind_of
-from homing.web.processes import is_running, mark
+from homing.web.processes import end, is_running, mark
 
 TASK = {"benchmark": "miniwob", "task_id": "click-test", "seed": 0}
 SERVE = (*HOMING, "web", "serve")
@@ -42,18 +42,26 @@ def test_a_stopped_page_that_outlived_its_browser_and_its_worker_is_ended_by_the
         for worker in server.workers()
         if (pages := [each for pid in descendants(worker) if (each := mark(pid)) and kind_of(each) == "renderer"])
     )
+    leader = os.getsid(pages[0].pid)
+    drivers = [pid for pid in descendants(worker) if os.getsid(pid) != leader]
+    assert drivers
     for page in pages:
         os.kill(page.pid, signal.SIGSTOP)
-    leader = os.getsid(pages[0].pid)
-    # The worker cannot see to it any more, and who could be told by its mark is gone before anybody looks.
-    os.kill(worker, signal.SIGSTOP)
-    os.kill(leader, signal.SIGKILL)
-    wait_until_gone(leader, 5.0)
-    assert all(is_running(page) for page in pages)
-    os.kill(worker, signal.SIGKILL)
-    server.wait_for("Application startup complete", 3)
-    for page in pages:
-        wait_until_gone(page.pid, 5.0)
+    try:
+        # The worker cannot see to it any more, its driver would end the browser's group, and who could be told by its mark is
+        # gone before anybody looks.
+        os.kill(worker, signal.SIGSTOP)
+        for pid in (*drivers, leader):
+            os.kill(pid, signal.SIGKILL)
+        wait_until_gone(leader, 20.0)
+        os.kill(worker, signal.SIGKILL)
+        wait_until_gone(worker, 20.0)
+        assert all(is_running(page) for page in pages)
+        server.wait_for("Application startup complete", 3)
+        for page in pages:
+            wait_until_gone(page.pid, 5.0)
+    finally:
+        end(pages, 5.0)
 
 
 def test_browsers_of_a_killed_server_are_ended_in_two_seconds_and_other_peoples_are_left_alone(

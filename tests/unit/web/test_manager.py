@@ -44,7 +44,7 @@ def test_a_session_steps_is_evaluated_and_leaves_nothing() -> None:
     async def script(here: World) -> None:
         manager = here.manager
         reply = await manager.seed_session("s", task(seed=3))
-        assert (reply.session_id, reply.task_id, reply.status) == ("s", "count", "live")
+        assert (reply.session_id, reply.task_id, reply.status) == ("s", "count", "ready")
         assert reply.info["seed"] == 3
         assert reply.info["browser"] == {"lease_id": "lease-1", "provider": "fake", "transport": "fake"}
         assert (await manager.step("s", "1", {"action": "noop"})).reward == 1.0
@@ -83,7 +83,7 @@ def test_a_failed_preparation_is_tried_again_by_the_next_seed() -> None:
         with pytest.raises(CapacityError):
             await here.manager.seed_session("s", task())
         await here.settle(1.0)
-        assert (await here.manager.seed_session("s", task())).status == "live"
+        assert (await here.manager.seed_session("s", task())).status == "ready"
 
     play(script)
 
@@ -182,7 +182,7 @@ def test_a_seed_that_fails_says_why_in_time_and_releases_what_it_had(at: str, ki
         if kind != "hang" or at != "acquire":
             here.check_nothing_left()
             assert await here.manager.can_retry_seed("s")
-            assert (await here.manager.seed_session("s", task())).status == "live"
+            assert (await here.manager.seed_session("s", task())).status == "ready"
         else:
             # A browser may still come: its place stays taken, and that is said.
             assert not await here.manager.can_retry_seed("s")
@@ -314,6 +314,40 @@ def test_operations_of_one_session_run_one_at_a_time_in_order() -> None:
         await here.manager.seed_session("s", task())
         results = await asyncio.gather(*(here.manager.step("s", str(n), "noop()") for n in range(6)))
         assert [result.reward for result in results] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+    play(script)
+
+
+def test_a_sessions_status_is_told_in_the_words_of_its_clients() -> None:
+    async def script(here: World) -> None:
+        async def status() -> str:
+            return (await here.manager.session_status("s")).status
+
+        here.faults.add("reset", "slow")
+        seeding = asyncio.create_task(here.manager.seed_session("s", task()))
+        while not len(here.manager):
+            await asyncio.sleep(0)
+        assert await status() == "creating"
+        assert (await seeding).status == "ready"
+        here.faults.add("step", "slow")
+        stepping = asyncio.create_task(here.manager.step("s", "1", "noop()"))
+        while await status() == "ready":
+            await asyncio.sleep(0)
+        assert await status() == "stepping"
+        await stepping
+        assert await status() == "ready"
+        await here.manager.step("s", "2", "stop()")
+        assert await status() == "finished"
+        assert (await here.manager.seed_session("s", task())).status == "finished"
+        assert (await here.manager.reset_session("s", task())).status == "ready"
+        await here.manager.evaluate("s")
+        assert await status() == "finished"
+        assert (await here.manager.reset_session("s", task())).status == "ready"
+        here.faults.add("close backend", "slow")
+        here.faults.add("step", "raise")
+        with pytest.raises(BackendError):
+            await here.manager.step("s", "3", "noop()")
+        assert await status() == "error"
 
     play(script)
 

@@ -28,7 +28,7 @@ from homing.web.errors import (
     SessionLostError,
     WebError,
 )
-from homing.web.models import SessionStatus
+from homing.web.models import WireStatus
 
 SESSIONS = st.sampled_from([f"s{n}" for n in range(6)])
 TASKS = st.sampled_from(["count", "other"])
@@ -116,7 +116,7 @@ class Manager(RuleBasedStateMachine):
         elif full:
             assert isinstance(told, CapacityError)
         else:
-            assert told.status is SessionStatus.LIVE, told
+            assert told.status is WireStatus.READY, told
             self.live[name] = Modelled(task_id, 0, self.loop.now, self.loop.now)
 
     @rule(name=SESSIONS, stage=STAGES, kind=KINDS)
@@ -233,7 +233,7 @@ class Manager(RuleBasedStateMachine):
         elif known.task_id != task_id:
             assert isinstance(told, SessionConflictError)
         else:
-            assert told.status is SessionStatus.LIVE
+            assert told.status is WireStatus.READY
             self.live[name] = Modelled(task_id, 0, self.loop.now, known.seeded_at)
 
     @rule(name=SESSIONS, kind=st.sampled_from(["raise", "value", "hang"]))

@@ -381,12 +381,16 @@ class ChromiumBackend:
         if crashes and self._context.has_page:
             waited.append(self._context.active.crashed)
         try:
-            await asyncio.wait(
+            told, _ = await asyncio.wait(
                 waited, timeout=self._spec.operation_seconds * _MARGIN * times, return_when=asyncio.FIRST_COMPLETED
             )
         except asyncio.CancelledError:
             task.cancel()
             raise
+        if not told:
+            # At once, since the operation's own limit is near, and would say less: the close waits for what it leaves.
+            task.cancel()
+            raise self._sign() or PageUnresponsiveError("the page does not answer; the session ends")
         if not task.done():
             task.cancel()
             await asyncio.wait((task,), timeout=_STOP_SECONDS)
