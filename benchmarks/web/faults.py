@@ -37,10 +37,29 @@ What is *asked of the server* is counted when a client asks for it: a session th
 """
 
 
+def _reports(subject: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text("utf-8")) for path in sorted(REPORTS.glob(f"{subject}-*.json"))]
+
+
+def bounds() -> list[str]:
+    """A line for each subject: how many faults, what they led to, and what that says of the next one."""
+    lines = []
+    for subject, name in SUBJECTS.items():
+        reports = _reports(subject)
+        count = sum(sum(report["faults"].values()) for report in reports)
+        bad = sum(len(report["violations"]) + len(report["left"]) for report in reports)
+        if reports:
+            lines.append(
+                f"- {name}: {count:,} faults in {sum(report['sessions'] for report in reports):,} sessions, {bad} violations"
+                + (f"; below {300 / count:.2f} % per fault with 95 % confidence (3/n)." if not bad else ".")
+            )
+    return lines
+
+
 def main() -> None:
     parts = [INTRODUCTION]
     for subject, name in SUBJECTS.items():
-        reports = [json.loads(path.read_text("utf-8")) for path in sorted(REPORTS.glob(f"{subject}-*.json"))]
+        reports = _reports(subject)
         if reports:
             parts.append(_part(name, reports))
     parts.append(f"{processor()}, Linux {platform.release()}, Python {platform.python_version()}.\n")

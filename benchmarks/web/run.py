@@ -21,6 +21,7 @@ import httpx
 from benchmarks import machine
 from benchmarks.forwarding.setups import free_port
 from benchmarks.spread import spread, table
+from benchmarks.web.faults import bounds
 from benchmarks.web.measure import browsers_memory, cpu_seconds, own_cpu_seconds, own_memory
 from playwright.async_api import async_playwright
 
@@ -411,7 +412,11 @@ def results(measured: dict[str, Any]) -> str:
     if measured["skipped"]:
         lines += [measured["skipped"] + ".", ""]
     lines += [
-        "Under faults: `faults.md`. Long runs: `long.md`.",
+        "Under faults (`faults.md`):",
+        "",
+        *bounds(),
+        "",
+        "Long runs: `long.md`.",
         "",
         f"Chromium: `{measured['binary']}`. Load average at the end: {measured['load']:.1f}. {machine.text(measured['machine'])}",
         "",

@@ -186,8 +186,8 @@ BUGS: Final = (
         (
             Change(
                 f"{_ROUTING}/route.py",
-                "            if records.owner(key) != owner:\n                return False\n",
-                "",
+                "    if records.owner(key) == owner:\n        raise OwnerGoneError",
+                "    raise OwnerGoneError",
             ),
         ),
         (f"{RULES}::test_a_session_released_before_its_worker_exited_is_not_gone",),

@@ -560,11 +560,10 @@ SERVER_HISTORY_BUGS: Final = (
         "what belongs to another worker is served where it arrives",
         "P2",
         f"{ROUTING}/route.py",
-        "            if owner is not None and owner != worker.id:\n"
-        "                if await self._forward(owner, Reason.OWNED, owners, session_id):\n",
-        "            if owner is not None and owner != worker.id:\n"
-        "                return RoutedRequest(worker, self._named, None)\n"
-        "                if await self._forward(owner, Reason.OWNED, owners, session_id):\n",
+        "    return None if entry is None else RoutedRequest(worker, named, session_id, entry)\n",
+        "    if entry is None and owned_elsewhere(worker, named) is not None:\n"
+        "        return RoutedRequest(worker, named, None)\n"
+        "    return None if entry is None else RoutedRequest(worker, named, session_id, entry)\n",
         SERVER_HISTORIES,
     ),
     _one(
@@ -572,8 +571,8 @@ SERVER_HISTORY_BUGS: Final = (
         "a dead worker's session is moving for ever, never gone",
         "answers",
         f"{ROUTING}/route.py",
-        "            raise OwnerGoneError(key, owner) from error\n",
-        "            return False\n",
+        "        raise OwnerGoneError(key, owner) from error\n",
+        "        return\n",
         SERVER_HISTORIES,
     ),
     _one(

@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 MAX_LOOKS: Final = 3
 MAX_DEAD_RECORDS: Final = 1_000_000
 
+_REMEMBERED_NAMES: Final = 2048
+_REMEMBERED_KEY_LENGTH: Final = 128
+
 
 class Entry:
     """What this worker knows of one session: there is one while any of it is true, never two.
@@ -125,6 +128,9 @@ class Ownership:
         self._holds = holds
         self._drop = drop
         self._entries: dict[str, Entry] = {}
+        self._names: dict[
+            str, str
+        ] = {}  # of records of other workers' sessions: a hash costs more than the look itself
         self._pending: set[Entry] = set()
         self._owned = 0
         self.count_changed: Callable[[], object] | None = None
@@ -358,7 +364,16 @@ class Ownership:
 
     def _name(self, session_id: str) -> str:
         entry = self._entries.get(session_id)
-        return entry.name if entry is not None else key_digest(self.kind, session_id)
+        if entry is not None:
+            return entry.name
+        name = self._names.get(session_id)
+        if name is None:
+            name = key_digest(self.kind, session_id)
+            if len(session_id) <= _REMEMBERED_KEY_LENGTH:
+                if len(self._names) >= _REMEMBERED_NAMES:
+                    self._names.clear()
+                self._names[session_id] = name
+        return name
 
     def _look(self, name: str) -> WorkerId | None:
         text = self._records.read(name)

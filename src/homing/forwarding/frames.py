@@ -12,6 +12,7 @@ Not here: reading and writing (`stream.py`), when a frame is sent (`forwarder.py
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -20,7 +21,10 @@ import msgspec
 from homing.errors import HeadTooLargeError, HomingError
 from homing.types import Message, Scope
 
-PREFIX_BYTES: Final = 8
+PREFIX: Final = struct.Struct("<II")
+"""The prefix as it is read and written, quicker than as one integer: kind and head size, and then the payload's size."""
+
+PREFIX_BYTES: Final = PREFIX.size
 MAX_HEAD_BYTES: Final = 2**24 - 1
 MAX_PAYLOAD_BYTES: Final = 2**30
 
@@ -217,8 +221,7 @@ def _crosses(value: object) -> bool:
 
 def frame(kind: int, head: bytes = b"", payload: bytes = b"") -> bytes:
     """One frame as bytes. Sizes are the caller's to check (`encode_value`, `check_payload`)."""
-    prefix = (kind | len(head) << 8 | len(payload) << 32).to_bytes(PREFIX_BYTES, "little")
-    return b"".join((prefix, head, payload))
+    return b"".join((PREFIX.pack(kind | len(head) << 8, len(payload)), head, payload))
 
 
 def check_payload(payload: bytes, what: str) -> None:

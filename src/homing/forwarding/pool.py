@@ -15,7 +15,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from homing.errors import OwnerBusyError, OwnerRefusedError
-from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX_BYTES, PULL, WHOLE, MalformedFrameError
+from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX, PULL, WHOLE, MalformedFrameError
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
 from homing.histogram import Histogram
 from homing.types import WorkerId
@@ -92,7 +92,7 @@ class OwnerConnection(FrameStream):
         """
         # Like `write`, which is called for the rest: this is done for every request.
         if not (payload or self.lost or self.transport.is_closing()):
-            self.transport.write((kind | len(head) << 8).to_bytes(PREFIX_BYTES, "little") + head)
+            self.transport.write(PREFIX.pack(kind | len(head) << 8, 0) + head)
             return True
         if self.write(kind, head, payload):
             return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
+from typing import Final
 
 from homing.errors import (
     HomingError,
@@ -73,19 +74,22 @@ def failed_before_answer(connection: OwnerConnection) -> HomingError:
     return failure
 
 
+_WITHOUT_A_WORD_NO_BODY: Final = ("1.1", "1.0")
+_SAY_OF_A_BODY: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+
+
 def body_of(scope: Scope) -> int:
     """How the body of a request crosses, by RFC 9112, 6.3: HTTP/1 has none without one of two headers."""
     if scope["type"] != "http":
         return BODY_NONE
-    found = BODY_NONE if scope.get("http_version", "1.1") in ("1.1", "1.0") else BODY_OPEN
+    found = BODY_NONE if scope.get("http_version", "1.1") in _WITHOUT_A_WORD_NO_BODY else BODY_OPEN
     for name, value in scope["headers"]:
-        if name == b"content-length":
-            if value != b"0":
-                found = max(found, BODY_OPEN)
-        elif name == b"transfer-encoding":
-            found = max(found, BODY_OPEN)
-        elif name == b"expect" and value.lower() == b"100-continue":
-            return BODY_ASKED
+        if name in _SAY_OF_A_BODY:
+            if name == b"expect":
+                if value.lower() == b"100-continue":
+                    return BODY_ASKED
+            elif value != b"0" or name == b"transfer-encoding":
+                found = BODY_OPEN
     return found
 
 

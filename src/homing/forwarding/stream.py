@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Final, cast
 
-from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX_BYTES, MalformedFrameError
+from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX, PREFIX_BYTES, MalformedFrameError
 from homing.rundir import close_after_fork
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ class FrameStream(asyncio.Protocol):
             position = 0
             # Mostly one frame arrives, and all of it at once.
             if not (self._missing or self._rest or self.lost or size < PREFIX_BYTES):
-                prefix = int.from_bytes(data[:PREFIX_BYTES], "little")
-                middle = PREFIX_BYTES + (prefix >> 8 & 0xFFFFFF)
-                if middle + (prefix >> 32) == size:
+                prefix, payload_size = PREFIX.unpack_from(data)
+                middle = PREFIX_BYTES + (prefix >> 8)
+                if middle + payload_size == size:
                     self.frame_received(prefix & 0xFF, data[PREFIX_BYTES:middle], data[middle:])
                     return
             if self._missing:
@@ -82,16 +82,16 @@ class FrameStream(asyncio.Protocol):
                 size = len(data)
                 self._rest = b""
             while size - position >= PREFIX_BYTES and not self.lost:
-                prefix = int.from_bytes(data[position : position + PREFIX_BYTES], "little")
+                prefix, payload_size = PREFIX.unpack_from(data, position)
                 start = position + PREFIX_BYTES
-                middle = start + (prefix >> 8 & 0xFFFFFF)
-                end = middle + (prefix >> 32)
+                middle = start + (prefix >> 8)
+                end = middle + payload_size
                 if end <= size:
                     self.frame_received(prefix & 0xFF, data[start:middle], data[middle:end])
                     position = end
                     continue
-                if end - middle > MAX_PAYLOAD_BYTES:
-                    raise MalformedFrameError(f"a payload of {end - middle} bytes is over the limit")  # noqa: TRY301
+                if payload_size > MAX_PAYLOAD_BYTES:
+                    raise MalformedFrameError(f"a payload of {payload_size} bytes is over the limit")  # noqa: TRY301
                 if middle > size:
                     break
                 self._part_of = (prefix & 0xFF, data[start:middle])
@@ -133,7 +133,7 @@ class FrameStream(asyncio.Protocol):
         if self.lost or self.transport.is_closing():
             return False
         size = len(payload)
-        prefix = (kind | len(head) << 8 | size << 32).to_bytes(PREFIX_BYTES, "little")
+        prefix = PREFIX.pack(kind | len(head) << 8, size)
         if size <= _JOINED_BYTES:
             self.transport.write(b"".join((prefix, head, payload)))
         else:

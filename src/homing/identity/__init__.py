@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.identity.base import HeadLearner, Identity, Learned, Learner, Named
+from homing.identity.base import HeadLearner, Identity, Learned, Learner, Named, named_only
 from homing.identity.body import MAX_BODY_BYTES
 from homing.identity.cookie import SESSION_MAX_AGE_SECONDS, cookie_session
 from homing.identity.generic import SourcesIdentity
@@ -50,6 +50,7 @@ __all__ = [
     "header",
     "mcp_handle",
     "mcp_token_session_id",
+    "named_only",
     "parse_source",
     "path",
     "preset",

@@ -39,8 +39,8 @@ class Named(NamedTuple):
 _new: Final = tuple.__new__
 
 
-def named_only(session_id: SessionId) -> Named:
-    """`Named(session_id)` at a third of its cost: what most requests say."""
+def named_only(session_id: str) -> Named:
+    """`Named(SessionId(session_id))` at a quarter of its cost: what most requests say."""
     return _new(Named, (session_id, False, False, False, None, None, None, ()))
 
 

@@ -154,7 +154,8 @@ class SignedCookieReader:
         """As `read`; takes a head as every source's reader does."""
         header, name = None, self._name_bytes
         for key, each in headers:
-            if key == b"cookie" and name in each:
+            # Not `name in each`: that first takes the name for a number, and an exception is made and dropped each time.
+            if key == b"cookie" and each.find(name) >= 0:
                 if header is not None:
                     value = cookie_value(self._name, headers)
                     if value is None:

@@ -17,7 +17,7 @@ from homing.errors import BadRequestError, ConfigurationError
 from homing.identity.base import Learner, Named, named_only
 from homing.identity.body import MAX_BODY_BYTES, BodyReader, has_body
 from homing.identity.documents import NOT_JSON, Json
-from homing.identity.ids import SURELY_FITS, fits, head_headers, session_id
+from homing.identity.ids import HEAD_LENGTH_SCOPE_KEY, SURELY_FITS, fits, head_headers, session_id
 from homing.identity.learned import ReplyLearner
 from homing.identity.presets import Preset
 from homing.identity.sources import BodyField, Headers, HeadReader, Source, parse_source
@@ -106,14 +106,18 @@ class SourcesIdentity:
         """
         if self._fields and scope["type"] == "http" and self._declared(self._fields, scope) and has_body(scope):
             return None
-        headers = head_headers(scope)
+        # As `head_headers`, of which most requests have no need.
+        headers: Headers = scope["headers"]
+        head_length = scope.get(HEAD_LENGTH_SCOPE_KEY)
+        if head_length is not None and head_length != len(headers):
+            headers = head_headers(scope)
         for read in self._heads:
             text = read(scope, headers)
             if text:
                 # Most are so short that nothing about them needs to be asked.
-                decided = SessionId(text) if len(text) <= SURELY_FITS else session_id(text)
-                assert decided is not None
-                return self._named(scope, headers, decided) if self._turns else named_only(decided)
+                if len(text) > SURELY_FITS:
+                    session_id(text)
+                return self._named(scope, headers, SessionId(text)) if self._turns else named_only(text)
         if not self._turns:
             return _NOTHING
         return self._named(scope, headers, None)

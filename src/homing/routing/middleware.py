@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
 from homing.forwarding.frames import crossable_extensions
+from homing.forwarding.replay import replayable
 from homing.identity import HeadLearner, Identity, Learner, Named
 from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
@@ -32,7 +33,7 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import Policy, Routing, enter_here, named_from
+from homing.routing.route import LOOKS, Policy, Routing, enter_here, forward_at_once, named_from, owned_elsewhere
 from homing.routing.worker import Worker, fresh_worker_id
 from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
 
@@ -198,8 +199,17 @@ class SessionRoutingMiddleware:
             else:
                 request = None if self.policy.scatter else enter_here(worker, named)
                 if request is None:
+                    looks = LOOKS
+                    owner = owned_elsewhere(worker, named) if hop is None and not self.policy.scatter else None
+                    if owner is not None:
+                        receive = replayable(receive)
+                        if await forward_at_once(worker, owner, named, scope, receive, send):
+                            if forwarded is not None:
+                                forwarded(owner)
+                            return
+                        looks -= 1
                     routing = Routing(worker, self.policy, named, hop, scope, receive, send)
-                    request = await routing.route()
+                    request = await routing.route(looks)
                     if request is None and forwarded is not None and routing.forwarded_to is not None:
                         forwarded(routing.forwarded_to)
                     receive = routing.receive

@@ -12,6 +12,7 @@ Not here: what an app traces itself, and where spans go: the app's own set-up of
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final
 
@@ -24,6 +25,9 @@ from homing.forwarding.forwarder import Forwarder, Replayable
 from homing.types import Message, Reason, Scope, Send, WorkerId, session_tag
 
 _NOBODY_LISTENS: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+_ASKED_AGAIN_SECONDS: Final = 1.0
+"""So long after it was found that nobody listens, spans may still be left out."""
+
 _STARTS: Final = ("http.response.start", "websocket.http.response.start")
 
 
@@ -34,6 +38,7 @@ class TracingForwarder(Forwarder):
         super().__init__(socket_dir, owner_timeout_seconds=owner_timeout_seconds)
         # Of whichever provider the app sets, now or later.
         self._tracer = trace.get_tracer("homing")
+        self._nobody_listens_until = 0.0
 
     def forward(
         self,
@@ -45,9 +50,17 @@ class TracingForwarder(Forwarder):
         send: Send,
     ) -> Coroutine[Any, Any, bool]:
         """As the forwarder's own. Where nobody has set a provider, which may come later, no span is even begun."""
-        if isinstance(trace.get_tracer_provider(), _NOBODY_LISTENS):
+        now = time.monotonic()
+        if now < self._nobody_listens_until or self._nobody_listens(now):
             return super().forward(owner, reason, note, scope, receive, send)
         return self._traced(owner, reason, note, scope, receive, send)
+
+    def _nobody_listens(self, now: float) -> bool:
+        # To ask reads the environment, at a twentieth of what the hop costs; so it is asked once in a while.
+        if not isinstance(trace.get_tracer_provider(), _NOBODY_LISTENS):
+            return False
+        self._nobody_listens_until = now + _ASKED_AGAIN_SECONDS
+        return True
 
     async def _traced(
         self,

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from uvicorn.config import HTTP_PROTOCOLS, LOG_LEVELS, LOGGING_CONFIG, Config
 from uvicorn.importer import ImportFromStringError, import_from_string
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from homing.errors import ConfigurationError, HomingError, StartupError
@@ -29,6 +30,7 @@ from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
 from homing.runtime.listeners import keep_alive
 from homing.runtime.metrics_route import check_not_the_apps, with_metrics_route
+from homing.runtime.proxy_headers import ProxyHeadersWhereGiven
 from homing.runtime.underneath import connections_can_move
 
 _PROTOCOL = "homing.runtime.protocol:HomingHttpToolsProtocol"
@@ -106,6 +108,8 @@ class RunConfig(Config):
         except Exception as error:
             # Protocol classes that are not installed and the like: they name what is wrong themselves.
             raise StartupError(f"cannot start: {type(error).__name__}: {error}") from error
+        if type(self.loaded_app) is ProxyHeadersMiddleware:
+            self.loaded_app = ProxyHeadersWhereGiven(self.loaded_app.app, self.forwarded_allow_ips)
 
     def load_app(self) -> Any:
         """The app, imported, made ASGI 3 and routed. uvicorn wraps what this returns further (proxy headers).

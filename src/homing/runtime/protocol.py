@@ -6,7 +6,8 @@ session, so the length of the head is kept. A reply that was cut must look cut: 
 (HTTP/1.0) looks complete once the connection is closed, so it is reset.
 
 uvicorn writes a reply's head and its body apart. A write to a TCP socket costs about 6 µs, as much as the parsing of the
-whole request, so the head waits for a body that follows in the same turn of the event loop.
+whole request, so the head waits for a body that follows in the same turn of the event loop. It also arms a timer with every
+reply and cancels it with the next request; here one timer stays, and looks when it fires since when the connection is idle.
 
 Not here: other protocols. Under h11 or zttp no key is set, all headers count, and connections stay. How a connection gets
 to another worker is in `handoff.py`.
@@ -18,7 +19,8 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import Any, Final, cast
+from typing import Final, cast
+from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -26,7 +28,7 @@ from homing.identity import HEAD_LENGTH_SCOPE_KEY
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.routing.middleware import ABORT_SCOPE_KEY, FORWARDED_SCOPE_KEY
 from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
-from homing.types import WorkerId
+from homing.types import Scope, WorkerId
 
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -35,24 +37,53 @@ _JOINED_BYTES: Final = 64 * 1024
 """Up to this size a body is copied behind its head for one write."""
 
 
+class Turn:
+    """What the connections of an event loop hold back in this turn of it: one callback for all of them has it written."""
+
+    __slots__ = ("_writers",)
+
+    def __init__(self) -> None:
+        self._writers: list[ReplyWriter] = []
+
+    def flush_at_its_end(self, writer: ReplyWriter) -> None:
+        if not self._writers:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._writers.append(writer)
+
+    def _flush(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.flush()
+
+
+_turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turn]] = WeakKeyDictionary()
+
+
+def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
+    """The one that the connections of this event loop share."""
+    turn = _turns.get(loop)
+    if turn is None:
+        turn = _turns[loop] = Turn()
+    return turn
+
+
 class ReplyWriter:
-    """The transport as the replies of one connection use it: the first write after `begin` joins the next one.
+    """The transport as the replies of one connection use it: the first write of a reply joins the next one.
 
     It is written at the latest in the event loop's next turn, so a head whose body is still to come does not wait for it,
     and at most one write is ever held back. Borrows the transport.
+
+    Attributes:
+        begins: A reply begins, so its first write may be held back.
     """
 
-    __slots__ = ("_begins", "_held", "_loop", "_transport")
+    __slots__ = ("_held", "_transport", "_turn", "begins")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
         self._transport = transport
-        self._loop = loop
-        self._begins = False
+        self._turn = turn
+        self.begins = False
         self._held: bytes | None = None
-
-    def begin(self) -> None:
-        """A reply begins: its first write may be held back."""
-        self._begins = True
 
     def write(self, data: bytes) -> None:
         held = self._held
@@ -63,10 +94,10 @@ class ReplyWriter:
                 self._transport.write(held)
             self._held = None
             self._transport.write(data)
-        elif self._begins and len(data) <= _JOINED_BYTES:
-            self._begins = False
+        elif self.begins and len(data) <= _JOINED_BYTES:
+            self.begins = False
             self._held = data
-            self._loop.call_soon(self.flush)
+            self._turn.flush_at_its_end(self)
         else:
             self._transport.write(data)
 
@@ -106,9 +137,11 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     """The other worker that handled the connection's last request; what follows says how many in a row."""
     _asked_at = 0
     _in_a_row = 0
+    _idle_since: float | None = None
+    """When its last reply had left, on the loop's clock; None while a request is under way, or before there was one."""
 
     def on_headers_complete(self) -> None:
-        scope = cast("dict[str, Any]", self.scope)
+        scope: Scope = self.scope  # type: ignore[assignment]  # of which uvicorn has a type that knows no keys of ours
         scope[HEAD_LENGTH_SCOPE_KEY] = len(self.headers)
         scope[ABORT_SCOPE_KEY] = self.reset_connection
         if self._handoffs is not None:
@@ -120,20 +153,58 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         # A HEAD's reply is complete without another write, and the protocol may close the connection at once after it.
         if cycle is not None and cycle.scope is scope and scope["method"] != "HEAD":
-            self._replies.begin()
-            cycle.transport = cast("asyncio.Transport", self._replies)
+            self._replies.begins = True
+            cycle.transport = self._replies_as_transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._replies = ReplyWriter(transport, self.loop)
+        self._replies = ReplyWriter(transport, turn_of(self.loop))
+        self._replies_as_transport = cast("asyncio.Transport", self._replies)
         self._handoffs: Handoffs | None = None
         if self.scheme == "http" and self._moves < MAX_MOVES:
             self._handoffs = getattr(self.config, "handoffs", None)
         if self._moves:
             # Idle, as it was at the worker that it comes from, and for as long.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._idle_since = self.loop.time()
+            self._look_after(self.timeout_keep_alive)
+
+    # --- how long it may be idle ---
+
+    def on_response_complete(self) -> None:
+        begins_the_next = bool(self.pipeline)
+        if begins_the_next or self.timeout_keep_alive_task is None or self.transport.is_closing():
+            super().on_response_complete()  # which else arms the timer
+        else:
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
+        if not begins_the_next:
+            self._idle_since = self.loop.time()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """A request has begun, or the connection has ended. The timer stays: to arm one with each reply costs far more."""
+        self._idle_since = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return  # the next reply arms it again
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._look_after(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _look_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _end_timer(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_timer()
+        super().connection_lost(exc)
 
     # --- moving to another worker ---
 
@@ -176,7 +247,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         if not handoffs.give(to, descriptor, moves):
             return False
         # Nothing can have been read in between: this is one block without an await.
-        self._unset_keepalive_if_required()
+        self._end_timer()
         self.transport.abort()
         return True
 

@@ -43,6 +43,7 @@ _NAMES = (
     "uvicorn.server:Server.startup",
     # protocol.py
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_headers_complete",
+    "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_response_complete",
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.timeout_keep_alive_handler",
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol._unset_keepalive_if_required",
     # cli/run.py

@@ -51,7 +51,6 @@ class Episode:
     steps: int = 0
     seconds: float = 0.0
     reward: float | None = None
-    worker: str = ""
     failure: str | None = None
 
 

@@ -103,6 +103,35 @@ def test_the_end_does_not_wait_for_a_browser_that_does_not_start_nor_for_those_b
     asyncio.run(test())
 
 
+def test_sessions_that_come_together_open_one_way_out_and_the_end_leaves_none(tmp_path: Path, number: str) -> None:
+    async def test() -> None:
+        def listening() -> int:
+            return len([line for line in Path("/proc/self/net/tcp").read_text().splitlines() if _is_ours(line)])
+
+        before = listening()
+        supply = provider(tmp_path, number, f"exec sleep {number}")
+        starting = [asyncio.create_task(supply.acquire(SPEC)) for _ in range(5)]
+        while not with_argument(number):
+            await asyncio.sleep(0.02)
+        assert listening() == before + 1
+        await supply.aclose()
+        for each in starting:
+            with pytest.raises(BrowserStartError, match="is closed"):
+                await each
+        assert listening() == before
+
+    asyncio.run(test())
+
+
+def _is_ours(line: str) -> bool:
+    """Whether a line of the kernel's table is of a socket of this process that listens."""
+    fields = line.split()
+    if fields[3] != "0A":
+        return False
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return f"socket:[{fields[9]}]" in {os.readlink(link) for link in links if os.path.lexists(link)}
+
+
 def test_what_a_browser_starts_shows_no_mark_in_these_tests(tmp_path: Path, number: str) -> None:
     async def test() -> None:
         supply = provider(tmp_path, number, f"exec sleep {number}")

@@ -17,6 +17,7 @@ from homing.web.chromium.browser import kind_of
 from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import (
     BrowserLostError,
+    BrowserStartError,
     InvalidActionError,
     PageCrashedError,
     PageUnresponsiveError,
@@ -240,7 +241,9 @@ def test_downloads_are_shown_and_leave_with_the_session(shared: SharedWorld) -> 
             await asyncio.sleep(0.02)
         assert seen.downloads[1].status == "started"
         folder = world.provider._browsers[0].folder
+        context = world.held("a").context
         assert await world.manager.close_session("a")
+        assert [each.status for each in context.downloads()] == ["complete", "cancelled"]
         assert await world.manager.close_session("b")
         assert list(folder.iterdir()) == []
 
@@ -397,13 +400,16 @@ def test_a_page_that_crashed_is_replaced_where_the_task_says_so(shared: SharedWo
 
 def test_a_killed_browser_fails_each_session_definitely_and_the_next_one_gets_another() -> None:
     async def script(world: ChromiumWorld) -> None:
-        for name in ("stepping", "evaluating", "idle", "closing"):
+        for name in ("stepping", "stepping too", "evaluating", "evaluating too", "idle", "closing", "closing too"):
             await world.seed(name, "/form")
         browser = world.provider._browsers[0]
         under_way = [
             asyncio.create_task(world.step("stepping", "noop(3000)")),
+            asyncio.create_task(world.step("stepping too", "noop(3000)")),
             asyncio.create_task(world.manager.evaluate("evaluating")),
+            asyncio.create_task(world.manager.evaluate("evaluating too")),
             asyncio.create_task(world.manager.close_session("closing")),
+            asyncio.create_task(world.manager.close_session("closing too")),
             asyncio.create_task(world.seed("seeding", "/form")),
         ]
         await browser.kill()
@@ -411,12 +417,17 @@ def test_a_killed_browser_fails_each_session_definitely_and_the_next_one_gets_an
         assert isinstance(outcomes[0], BrowserLostError)
         for outcome in outcomes[1:]:
             assert not isinstance(outcome, BaseException) or isinstance(outcome, WebError), outcome
+        # A verdict is one that the page gave, and there is none for a browser that went before it could.
+        given = [outcome for outcome in outcomes[2:4] if not isinstance(outcome, BaseException)]
+        assert len(given) <= world.tasks.evaluated
         with pytest.raises(WebError):
             await world.step("idle", "noop()")
         assert (await world.seed("after", "/form")).title == "Form"
         assert world.provider.launched >= 2
+        while not world.provider._warm:
+            await asyncio.sleep(0.02)  # what is kept ready is ready again
 
-    play({"/form": FORM}, script)
+    play({"/form": FORM}, script, local={"warm": 1}, operations_at_once=8)
 
 
 def test_a_stopped_renderer_is_gone_when_its_session_is_closed(shared: SharedWorld) -> None:
@@ -450,6 +461,20 @@ def test_a_stopped_browser_is_ended_within_its_deadline() -> None:
         assert (await world.seed("t", "/form")).title == "Form"
 
     play({"/form": FORM}, script)
+
+
+def test_where_there_is_no_browser_a_seed_says_so_and_leaves_nothing() -> None:
+    async def script(world: ChromiumWorld) -> None:
+        for _ in range(2):
+            with pytest.raises(BrowserStartError, match="does not start") as refusal:
+                await world.seed("s", "/form")
+            assert (refusal.value.status, refusal.value.error_kind) == (503, "capacity_unavailable")
+            while not await world.manager.can_retry_seed("s"):
+                await asyncio.sleep(0.01)
+        assert not world.manager.ledger
+        assert "does not start" in (await world.manager.health())["browser_provider"]["last_error"]
+
+    play({"/form": FORM}, script, local={"executable": "/nowhere/chromium"})
 
 
 def test_a_killed_driver_loses_its_sessions_and_is_replaced() -> None:

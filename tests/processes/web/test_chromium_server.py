@@ -231,7 +231,11 @@ def test_a_call_whose_reply_was_lost_is_sent_again_and_done_once(url: str, path:
 
 def test_the_health_names_the_browser(url: str) -> None:
     health = httpx.get(f"{url}/healthz", trust_env=False).json()
-    assert health["browser_provider"]["name"] == "local_process"
+    browser = health["browser_provider"]
+    assert browser["name"] == "local_process"
+    assert Path(browser["binary"]).is_file()
+    assert browser["kind"] in ("given", "headless-shell", "chromium", "playwright")
+    assert any(character.isdigit() for character in browser["version"])
 
 
 def test_an_environment_has_browsergyms_keys_and_gymnasiums_manners(url: str) -> None:

@@ -21,6 +21,7 @@ from homing.routing import RoutingOptions, SessionRoutingMiddleware
 from homing.runtime.config import RunConfig
 from homing.runtime.listeners import Listeners
 from homing.runtime.protocol import HomingHttpToolsProtocol
+from homing.runtime.proxy_headers import PROXY_HEADERS
 
 OPTIONS = RoutingOptions(sessions=("cookie:visit",), workers=2, socket_dir="/nowhere")
 
@@ -110,6 +111,13 @@ def test_uvicorns_own_logging_configuration_is_not_changed() -> None:
         made = RunConfig("shop:app", routing=None)
     assert made.log_config is not LOGGING_CONFIG
     assert before == LOGGING_CONFIG
+
+
+def test_every_header_that_uvicorn_reads_of_a_proxy_has_it_called() -> None:
+    code = ProxyHeadersMiddleware.__call__.__code__
+    read = {each for each in code.co_consts if isinstance(each, bytes) and each.islower()}
+    assert b"x-forwarded-for" in read
+    assert read <= PROXY_HEADERS
 
 
 def test_whoever_accepts_a_connection_has_the_kernel_look_after_it(shop: str) -> None:

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from homing.runtime.protocol import ReplyWriter
+from homing.runtime.protocol import ReplyWriter, turn_of
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ class Transport:
 
 def writer() -> tuple[ReplyWriter, Transport]:
     transport = Transport()
-    return ReplyWriter(cast("asyncio.Transport", transport), asyncio.get_running_loop()), transport
+    return ReplyWriter(cast("asyncio.Transport", transport), turn_of(asyncio.get_running_loop())), transport
 
 
 async def turns() -> None:
@@ -46,7 +46,7 @@ async def turns() -> None:
 async def test_a_head_and_the_body_that_follows_it_at_once_are_one_write() -> None:
     replies, transport = writer()
     for _ in range(2):
-        replies.begin()
+        replies.begins = True
         replies.write(b"head ")
         replies.write(b"body")
         replies.write(b" more")
@@ -56,7 +56,7 @@ async def test_a_head_and_the_body_that_follows_it_at_once_are_one_write() -> No
 
 async def test_a_head_whose_body_is_still_to_come_leaves_in_the_next_turn_of_the_loop() -> None:
     replies, transport = writer()
-    replies.begin()
+    replies.begins = True
     replies.write(b"head")
     assert transport.writes == []
     await turns()
@@ -65,10 +65,19 @@ async def test_a_head_whose_body_is_still_to_come_leaves_in_the_next_turn_of_the
     assert transport.writes == [b"head", b"body"]
 
 
+async def test_what_several_connections_hold_back_in_one_turn_all_leaves() -> None:
+    connections = [writer() for _ in range(3)]
+    for replies, _ in connections:
+        replies.begins = True
+        replies.write(b"head")
+    await turns()
+    assert [transport.writes for _, transport in connections] == [[b"head"]] * 3
+
+
 @pytest.mark.parametrize("body", [b"", b"x" * 64 * 1024, b"x" * 300_000])
 async def test_whatever_the_body_s_size_the_bytes_and_their_order_stay(body: bytes) -> None:
     replies, transport = writer()
-    replies.begin()
+    replies.begins = True
     replies.write(b"head")
     replies.write(body)
     await turns()
@@ -77,7 +86,7 @@ async def test_whatever_the_body_s_size_the_bytes_and_their_order_stay(body: byt
 
 async def test_closing_writes_what_was_held_back() -> None:
     replies, transport = writer()
-    replies.begin()
+    replies.begins = True
     replies.write(b"head")
     replies.close()
     await turns()
@@ -86,7 +95,7 @@ async def test_closing_writes_what_was_held_back() -> None:
 
 async def test_nothing_is_written_to_a_connection_that_was_lost_meanwhile() -> None:
     replies, transport = writer()
-    replies.begin()
+    replies.begins = True
     replies.write(b"head")
     transport.closed = True
     await turns()
@@ -95,7 +104,7 @@ async def test_nothing_is_written_to_a_connection_that_was_lost_meanwhile() -> N
 
 async def test_a_head_leaves_although_its_body_is_no_bytes() -> None:
     replies, transport = writer()
-    replies.begin()
+    replies.begins = True
     replies.write(b"head")
     with pytest.raises(TypeError):
         replies.write(cast("bytes", "text"))

@@ -129,6 +129,7 @@ class LocalProvider:
         self._warm: deque[LocalHeld] = deque()
         self._live: set[LocalHeld] = set()
         self._starting = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._refill: asyncio.Task[None] | None = None
         self._launching: asyncio.Task[Browser] | None = None
         self._tasks = Tasks()
@@ -145,13 +146,21 @@ class LocalProvider:
             BrowserStartError: there is no Chromium.
         """
         self._closed = False
-        if self.binary is None:
-            self.binary = await asyncio.to_thread(find_binary, self.settings.executable)
-        await asyncio.to_thread(end_orphans)
-        if self._folder is None:
-            await asyncio.to_thread(remove_folders_of_the_dead)
-            self._folder = await asyncio.to_thread(make_worker_folder, owner_mark())
-        if self.gateway is None:
+        await self._open()
+
+    async def _open(self) -> None:
+        """What `start` does; for one at a time, since sessions that come together would each open a way out."""
+        async with self._opening:
+            if self._closed:
+                raise BrowserStartError("the browser supply is closed")
+            if self.binary is None:
+                self.binary = await asyncio.to_thread(find_binary, self.settings.executable)
+            if self.gateway is not None:
+                return
+            await asyncio.to_thread(end_orphans)
+            if self._folder is None:
+                await asyncio.to_thread(remove_folders_of_the_dead)
+                self._folder = await asyncio.to_thread(make_worker_folder, owner_mark())
             origins = frozenset(self._origins())
             self.rules = NavigationRules(self.rules.origins | origins, self.rules.private)
             gateway = Gateway(self.rules)
@@ -167,7 +176,7 @@ class LocalProvider:
         if self._closed:
             raise BrowserStartError("the browser supply is closed")
         if self.gateway is None:
-            await self.start()
+            await self._open()
         held = self._ready()
         if held is None:
             try:
@@ -242,12 +251,13 @@ class LocalProvider:
                 except RuntimeError as error:
                     failures.append(error)
         await self._tasks.aclose(1.0)
-        if self.gateway is not None:
-            gateway, self.gateway = self.gateway, None
-            await gateway.aclose()
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
-            await asyncio.to_thread(remove_folder, folder)
+        async with self._opening:  # nothing is opened any more after that
+            if self.gateway is not None:
+                gateway, self.gateway = self.gateway, None
+                await gateway.aclose()
+            if self._folder is not None:
+                folder, self._folder = self._folder, None
+                await asyncio.to_thread(remove_folder, folder)
         if failures:
             raise RuntimeError("; ".join(str(each) for each in failures))
 
