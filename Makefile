@@ -115,6 +115,7 @@ bench-rl: setup
 # Instructions of a local hit with and without what watches it; as good on a busy machine. Needs valgrind.
 bench-instructions: setup
 	$(PYTHON) -m benchmarks.instructions.run
+	$(PYTHON) -m benchmarks.instructions.ways --write
 
 # Browser sessions beside BrowserGym and bare Playwright: eight minutes on a quiet machine. `benchmarks.web.long` has long runs.
 bench-web: setup setup-web

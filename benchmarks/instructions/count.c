@@ -9,3 +9,8 @@ void begin(void) {
 void end(void) {
     CALLGRIND_STOP_INSTRUMENTATION;
 }
+
+/* Between `begin` and `end`, with --collect-atstart=no: what is counted of it begins or ends here. */
+void toggle(void) {
+    CALLGRIND_TOGGLE_COLLECT;
+}

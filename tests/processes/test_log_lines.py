@@ -56,6 +56,20 @@ def test_each_event_is_one_line_with_fields_and_no_id(place: Place) -> None:
         assert not [line for line in homings if session in line or "never-made" in line]
 
 
+def test_a_restart_is_told_step_by_step(place: Place) -> None:
+    with two_workers(place, "--log-format", "json") as server:
+        server.wait_for("server_ready")
+        old = server.workers()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("server_restarted")
+        server.wait_for("worker_stopped", 2)
+        assert server.stop() == 0
+        lines = events(server)
+        for what in ("worker_told", "worker_drained", "worker_replaced", "worker_stopped"):
+            assert sorted(line["pid"] for line in lines if line["event"] == what and line.get("to") != "stop") == old
+        assert {line["workers"] for line in lines if line["event"].startswith("server_")} == {2}
+
+
 def test_a_log_configuration_and_a_format_are_refused_together(place: Place, tmp_path: Any) -> None:
     config = tmp_path / "log.json"
     config.write_text('{"version": 1}')

@@ -148,7 +148,8 @@ class Supervisor(Multiprocess):
                 self._announce = None
         if not self._all_were_ready and all(slot.worker is not None and slot.worker.ready for slot in self._slots):
             self._all_were_ready = True
-            logger.info("all %d workers are ready", len(self._slots))
+            fields = {"event": "server_ready", "workers": len(self._slots)}
+            logger.info("all %d workers are ready", len(self._slots), extra=fields)
 
     def _look_at(self, slot: _Slot) -> None:
         worker = slot.worker
@@ -166,6 +167,7 @@ class Supervisor(Multiprocess):
                 "worker [%d] did not answer within %d s and is killed; its sessions are gone",
                 worker.pid,
                 self.config.timeout_worker_healthcheck,
+                extra={"event": "worker_hangs", "pid": worker.pid},
             )
             worker.kill()
         self._replace(slot, worker)
@@ -190,7 +192,8 @@ class Supervisor(Multiprocess):
         wait_seconds = min(_FIRST_RETRY_SECONDS * 2 ** (slot.failures - 1), _LONGEST_RETRY_SECONDS)
         slot.retry_at = time.monotonic() + wait_seconds
         line = worker.failed.line if worker.failed else _startup_line(pid, exit_code)
-        logger.error("a new worker could not start (next try in %d s): %s", wait_seconds, line)
+        fields = {"event": "worker_failed", "pid": pid, "exit_code": exit_code}
+        logger.error("a new worker could not start (next try in %d s): %s", wait_seconds, line, extra=fields)
 
     def _reap(self) -> None:
         for worker in list(self._retiring):
@@ -205,7 +208,7 @@ class Supervisor(Multiprocess):
                 self._retiring.remove(worker)
                 continue
             if worker.overdue and worker.left is None:
-                logger.warning("worker [%d] stops; its sessions end with it", worker.pid)
+                _say_told("stop", worker.pid, "stops; its sessions end with it", level=logging.WARNING)
                 worker.stop()
 
     def _add_slot(self) -> None:
@@ -312,7 +315,12 @@ class Supervisor(Multiprocess):
         elif new.exit_code is not None:
             new.listen()
             line = new.failed.line if new.failed else _startup_line(new.pid, new.exit_code)
-            logger.error("the restart stops, and the workers that run go on: a new worker could not start: %s", line)
+            fields = {"event": "worker_failed", "pid": new.pid, "exit_code": new.exit_code}
+            logger.error(
+                "the restart stops, and the workers that run go on: a new worker could not start: %s",
+                line,
+                extra=fields,
+            )
             new.close()
             slot.replacement = None
             for each in self._to_restart:
@@ -326,15 +334,16 @@ class Supervisor(Multiprocess):
         self._to_restart.pop(0)
         if not self._to_restart and self._all_restart:
             self._all_restart = False
-            logger.info("all %d workers were restarted", len(self._slots))
+            fields = {"event": "server_restarted", "workers": len(self._slots)}
+            logger.info("all %d workers were restarted", len(self._slots), extra=fields)
 
     def _retire(self, worker: Worker) -> None:
         seconds = self.config.drain_seconds
         if worker.ready and seconds > 0:
-            logger.info("worker [%d] drains: its sessions go on until they end, for %g s at most", worker.pid, seconds)
+            _say_told("drain", worker.pid, f"drains: its sessions go on until they end, for {seconds:g} s at most")
             worker.drain(seconds)
         else:
-            logger.info("worker [%d] stops; its sessions end with it", worker.pid)
+            _say_told("stop", worker.pid, "stops; its sessions end with it")
             worker.stop()
         self._retiring.append(worker)
 
@@ -378,8 +387,14 @@ class Supervisor(Multiprocess):
             for worker in workers:
                 worker.listen()
                 if overdue or (worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck)):
-                    logger.error("worker [%d] does not stop and is killed", worker.pid)
+                    fields = {"event": "worker_hangs", "pid": worker.pid}
+                    logger.error("worker [%d] does not stop and is killed", worker.pid, extra=fields)
                     worker.kill()
+
+
+def _say_told(what: str, pid: int, says: str, *, level: int = logging.INFO) -> None:
+    """A worker was told to do something."""
+    logger.log(level, "worker [%d] %s", pid, says, extra={"event": "worker_told", "pid": pid, "to": what})
 
 
 def _say_replaced(pid: int, by: int) -> None:

@@ -126,10 +126,12 @@ class HomingServer(Server):
         if self.should_exit:
             return
         self._tell(Drained(left))
+        fields = {"event": "worker_drained", "pid": os.getpid(), "sessions": left}
         if left:
-            logger.warning("worker [%d]: the time to drain is over; %d sessions end with it", os.getpid(), left)
+            text = "worker [%d]: the time to drain is over; %d sessions end with it"
+            logger.warning(text, os.getpid(), left, extra=fields)
         else:
-            logger.info("worker [%d] has drained", os.getpid())
+            logger.info("worker [%d] has drained", os.getpid(), extra=fields)
         if self.config.timeout_graceful_shutdown is None:
             # A stream that its client never ends would keep the worker, and whatever waits for it to go.
             self.config.timeout_graceful_shutdown = int(GRACEFUL_SECONDS)
@@ -222,7 +224,8 @@ class WorkerMain:
 
 def _live_with_supervisor(link: SupervisorLink, server: HomingServer) -> None:
     link.answer_until_closed()
-    logger.warning("the supervisor is gone: worker [%d] stops", os.getpid())
+    fields = {"event": "supervisor_gone", "pid": os.getpid()}
+    logger.warning("the supervisor is gone: worker [%d] stops", os.getpid(), extra=fields)
     # uvicorn's handler runs in the main thread; before it is installed, the signal ends the process at once.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
     end = threading.Event()

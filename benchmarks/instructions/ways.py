@@ -1,0 +1,214 @@
+"""How many instructions does a whole request cost: under uvicorn alone, served where it arrives, and forwarded?
+
+    python -m benchmarks.instructions.ways [--write]
+
+One process per way, under callgrind: uvicorn's protocol with httptools and uvloop, real TCP connections, the app of
+`benchmarks.forwarding.app`, and for the forwarded way two of homing's workers on one event loop, with a real private socket between
+them. In each round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the
+client nor what a worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is, where
+`benchmarks.forwarding.instructions`, which counts live servers, has to take that off.
+
+Not here: what is switched on (`run.py`), system calls and waiting (`make bench`), an HTTP hop to compare with
+(`benchmarks.forwarding.instructions`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+
+WAYS: Final = {
+    "plain": "uvicorn, no routing",
+    "local": "homing, served where it arrives",
+    "forwarded": "homing, forwarded (the hop and the owner)",
+}
+CONNECTIONS: Final = 16
+WARM_ROUNDS: Final = 20
+ROUNDS: Final = 40
+RUNS: Final = 3
+SECRET: Final = "benchmark"
+
+
+class Server:
+    """One worker's HTTP server without uvicorn's main loop: what it does by itself is not of the question."""
+
+    def __init__(self, config: Any) -> None:
+        from uvicorn.lifespan.on import LifespanOn
+        from uvicorn.server import ServerState
+
+        config.load()
+        self.config = config
+        self.lifespan = LifespanOn(config)
+        self.state = ServerState()
+        self.state.default_headers = [(b"date", b"Mon, 30 Nov 2026 18:00:00 GMT"), (b"server", b"uvicorn")]
+
+    async def connect(self) -> socket.socket:
+        """The client's end of a new connection."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname())
+            accepted, _ = listener.accept()
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: self.config.http_protocol_class(
+                config=self.config, server_state=self.state, app_state=self.lifespan.state
+            ),
+            accepted,
+        )
+        return client
+
+    async def until_answered(self, requests: int) -> None:
+        while self.state.total_requests < requests:
+            await asyncio.sleep(0)
+
+
+def servers_for(way: str, directory: str) -> tuple[list[Server], list[Any]]:
+    """The one that connections reach and, if that is another, the one that owns their sessions; and their routers."""
+    from benchmarks.forwarding.app import app
+    from uvicorn.config import Config
+
+    from homing.routing import RoutingOptions, build
+    from homing.runtime.config import RunConfig
+    from homing.runtime.protocol import HomingHttpToolsProtocol
+
+    quiet: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_keep_alive": 600}
+    if way == "plain":
+        return [Server(Config(app, http="httptools", **quiet))], []
+    options = RoutingOptions(
+        sessions=("signed-cookie:session:sid",), secret=SECRET, socket_dir=directory, workers=2, place="accepting"
+    )
+    routers = [build(app, options) for _ in range(1 if way == "local" else 2)]
+    return [Server(RunConfig(each, routing=None, http=HomingHttpToolsProtocol, **quiet)) for each in routers], routers
+
+
+async def served(way: str, callgrind: ctypes.CDLL | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="homing-bench-", dir="/dev/shm") as directory:
+        servers, routers = servers_for(way, directory)
+        for each in servers:
+            await each.lifespan.startup()
+            assert not each.lifespan.should_exit
+        reached, owner = servers[0], servers[-1]
+        asking: list[tuple[socket.socket, bytes]] = []
+        for number in range(CONNECTIONS):
+            with await owner.connect() as maker:
+                maker.sendall(b"GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await owner.until_answered(number + 1)
+                head = maker.recv(65536).decode()
+            cookies = "; ".join(re.findall(r"(?i)set-cookie: ([^;\r]+)", head))
+            request = f"GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: {cookies}\r\n\r\n"
+            asking.append((await reached.connect(), request.encode()))
+        before = reached.state.total_requests
+        for number in range(WARM_ROUNDS + ROUNDS):
+            if number == WARM_ROUNDS:
+                gc.collect()
+                if callgrind is not None:
+                    callgrind.begin()
+            counts = None if callgrind is None or number < WARM_ROUNDS else callgrind.toggle
+            for client, request in asking:
+                client.sendall(request)
+            if counts is not None:
+                counts()
+            await reached.until_answered(before + (number + 1) * CONNECTIONS)
+            for _ in range(3):
+                await asyncio.sleep(0)  # what is left to do after a reply
+            if counts is not None:
+                counts()
+            for client, _ in asking:
+                reply = client.recv(65536)
+                assert f'"count":{number + 1},'.encode() in reply, reply
+        for client, _ in asking:
+            client.close()
+        if way == "forwarded":
+            assert routers[0].worker.forwarder.counters.forwarded == (WARM_ROUNDS + ROUNDS) * CONNECTIONS
+        for each in reversed(servers):
+            await each.lifespan.shutdown()
+
+
+def per_request(way: str, library: Path) -> float:
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "PYTHONHASHSEED": "0",
+            "BENCH_SECRET": SECRET,
+            "COUNT_LIBRARY": str(library),
+        }
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
+        command += [f"--callgrind-out-file={scratch}/out", sys.executable, "-m", "benchmarks.instructions.ways"]
+        done = subprocess.run(
+            [*command, "--serve", way], cwd=scratch, env=environment, capture_output=True, text=True, check=False
+        )
+        collected = re.search(r"Collected : (\d+)", done.stderr)
+        if done.returncode or collected is None:
+            raise SystemExit(f"the {way} way failed under valgrind:\n{done.stderr[-3000:]}")
+        return int(collected[1]) / ROUNDS / CONNECTIONS
+
+
+def text(result: dict[str, Any]) -> str:
+    counted = result["instructions"]
+    middle = {way: sorted(runs)[len(runs) // 2] for way, runs in counted.items()}
+    lines = [
+        "# Instructions of a whole request",
+        "",
+        "Made by `python -m benchmarks.instructions.ways --write`, whose head says what is counted; the counts are in `ways.json`.",
+        "",
+        machine.text(result),
+        "",
+        f"| a request of {CONNECTIONS} connections' | instructions | spread of {RUNS} runs | ÷ uvicorn |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for way, runs in counted.items():
+        spread = 100 * (max(runs) - min(runs)) / middle[way]
+        lines.append(f"| {WAYS[way]} | {middle[way]:,.0f} | {spread:.2f} % | {middle[way] / middle['plain']:.3f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions.ways", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write `ways.json` and `ways.md`")
+    parser.add_argument("--serve", choices=tuple(WAYS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        import uvloop
+
+        library = os.environ.get("COUNT_LIBRARY")
+        uvloop.run(served(options.serve, None if library is None else ctypes.CDLL(library)))
+        return 0
+    from benchmarks.instructions.run import compiled
+
+    if missing := [each for each in ("valgrind", "cc") if shutil.which(each) is None]:
+        print(
+            f"instructions: skipped, since there is no {' and no '.join(missing)} (Debian: apt-get install valgrind gcc)"
+        )
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        library_path = compiled(Path(folder))
+        counted = {way: [round(per_request(way, library_path)) for _ in range(RUNS)] for way in WAYS}
+    result = {**machine.described(), "requests": ROUNDS * CONNECTIONS, "instructions": counted}
+    page = text(result)
+    if options.write:
+        (HERE / "ways.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (HERE / "ways.md").write_text(page, encoding="utf-8")
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
