@@ -30,7 +30,7 @@ def setup(key: str) -> Setup:
 
 
 def test_one_short_round_measures_homing_and_makes_the_page(tmp_path: Path) -> None:
-    options = ["--rounds=1", "--seconds=0.3", "--setups=A,H,P", "--json", f"--out={tmp_path}"]
+    options = ["--rounds=1", "--seconds=0.1", "--setups=A,H,P", "--json", f"--out={tmp_path}"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.forwarding.run", *options],
         cwd=ROOT,

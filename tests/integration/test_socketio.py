@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 CLIENTS = 50
-EVENTS = 8
+EVENTS = 4
 WORKERS = 4
 APP = "examples.socketio_chat:app"
 OPTIONS = ("--preset", "engineio", "--session", "cookie:visitor", "--no-access-log", "--timeout-graceful-shutdown", "2")
