@@ -177,6 +177,8 @@ class OwnerHistories(RuleBasedStateMachine):
     @rule(number=numbers)
     def is_killed(self, number: int) -> None:
         worker = self.workers[number]
+        # What it does between the line and its death would be a dead worker's.
+        worker.stop_now()
         os.write(self.journal, f"dies {worker.id} - 0\n".encode())
         worker.kill()
         self._replace(worker)

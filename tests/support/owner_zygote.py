@@ -156,6 +156,11 @@ class ForkedWorker:
             os.kill(self.pid, signal.SIGSTOP)
             self.stopped = True
 
+    def stop_now(self) -> None:
+        """As `stop`, and wait until it runs no more."""
+        self.stop()
+        self._wait_until_stopped()
+
     def go_on(self) -> None:
         self.stopped = False
         with contextlib.suppress(ProcessLookupError):
