@@ -49,7 +49,7 @@ setup-browsergym:
 # More processes than CI has cores: a good part of the time is waiting. COVERAGE=1 measures branch coverage too, which makes
 # the processes slower.
 test: setup setup-mcp1 setup-web
-	$(PYTHON) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not ecosystem" $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 # Everything that `make test` runs, and what takes too long for it.
 test-long: setup setup-mcp1 setup-web

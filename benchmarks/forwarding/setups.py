@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -138,15 +139,19 @@ class Setup:
     behind_proxy: bool = False
 
 
+_PORTS: Final = range(20_000, 30_000)
+"""Below those that the kernel gives to whoever asks for any: until a server has it, one of them goes to nobody else."""
+
 _given_ports: Final[set[int]] = set()
 
 
 def free_port() -> int:
     """A port that nobody listens at, and that was not given before: setups start at the same time."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port: int = listener.getsockname()[1]
-        if port not in _given_ports:
+        port = random.choice(_PORTS)
+        if port in _given_ports:
+            continue
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             _given_ports.add(port)
             return port
 

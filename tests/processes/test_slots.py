@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.forwarding.setups import free_port
 from tests.support.running import HOMING, ROOT, Running, environment, running, until, wait_until_gone
 from tests.support.short_connections import Clients, accepted_by, ask, listening_sockets, listens_at, not_accepted
 
@@ -79,9 +80,7 @@ def test_whatever_the_address_is_called(host: str) -> None:
 @linux
 def test_of_two_servers_that_start_at_once_on_one_port_one_serves() -> None:
     """Neither listens yet when the other looks, and one user's sockets with SO_REUSEPORT would share the port unnoticed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     argv = [*HOMING, "run", APP, *SESSIONS, "--workers", "2", "--port", str(port)]
     with contextlib.ExitStack() as stack:
         both = [
