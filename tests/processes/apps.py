@@ -14,8 +14,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+from tests.support import counter_app
 
 import homing
+from homing.routing.worker import current_worker
+from homing.rundir import worker_handoff_path
 
 
 def note(text: str) -> None:
@@ -110,3 +113,16 @@ async def cut(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"begun", "more_body": True})
     scope["homing.abort"]()
+
+
+async def nothing_moves(scope: Any, receive: Any, send: Any) -> None:
+    """`counter_app`, where somebody has the name of the worker's socket for connections that move."""
+
+    async def taking_the_name(event: Any) -> None:
+        await send(event)
+        if event["type"] == "lifespan.startup.complete":
+            worker = current_worker()
+            assert worker is not None
+            Path(worker_handoff_path(worker.run_directory.path, worker.id)).touch()
+
+    await counter_app.app(scope, receive, taking_the_name if scope["type"] == "lifespan" else send)

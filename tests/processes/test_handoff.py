@@ -75,9 +75,11 @@ class Connection:
 
 
 @contextlib.contextmanager
-def two_workers(*options: str, tls: ssl.SSLContext | None = None) -> Iterator[tuple[Running, Connection, Connection]]:
+def two_workers(
+    *options: str, tls: ssl.SSLContext | None = None, app: str = APP[0]
+) -> Iterator[tuple[Running, Connection, Connection]]:
     """A server, and a connection to each of its workers."""
-    with running(*APP, "--workers", "2", *options, cwd=ROOT) as server, contextlib.ExitStack() as stack:
+    with running(app, *APP[1:], "--workers", "2", *options, cwd=ROOT) as server, contextlib.ExitStack() as stack:
         server.wait_for("Application startup complete", 2)
         one = Connection(server.port, tls)
         stack.callback(one.close)
@@ -266,6 +268,17 @@ def test_a_hundred_thousand_moves_leave_no_descriptor_behind() -> None:
         before = [open_files(pid) for pid in workers]
         assert moved_between_workers(server, 25_000) == 100_000
         until_given_back(server, dict(zip(workers, before, strict=True)))
+
+
+def test_a_worker_to_which_nothing_can_move_serves_all_the_same() -> None:
+    """As where the run directory is full when it starts: here, somebody has the name of its socket already."""
+    with two_workers(app="tests.processes.apps:nothing_moves") as (server, one, other):
+        session = other.start()
+        assert [one.step(session) for _ in range(4)] == [1, 2, 3, 4]
+        assert one.at() != other.at()
+        assert server.stop() in (0, -signal.SIGTERM)
+        assert len(server.find("no connection moves to this worker")) == 2
+        assert "Traceback" not in server.log
 
 
 def test_an_idle_moved_connection_is_closed_in_time() -> None:

@@ -141,7 +141,11 @@ class HomingServer(Server):
         worker = current_worker()
         if worker is None or not (self.config.handoff and self.config.moves_connections):
             return
-        self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
+        try:
+            self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
+        except OSError as error:
+            # A full or missing run directory: requests are forwarded, as they are where connections cannot move.
+            logger.warning("no connection moves to this worker or from it: %s", error.strerror)
 
     def _publish(self) -> None:
         # Nothing is awaited between listening and uvicorn's main loop: its first turn makes the `Date` header.
