@@ -53,7 +53,12 @@ class Turn:
     def _flush(self) -> None:
         writers, self._writers = self._writers, []
         for writer in writers:
-            writer.flush()
+            try:
+                writer.flush()
+            except Exception as error:
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "the head of a reply cannot be written", "exception": error}
+                )
 
 
 _turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turn]] = WeakKeyDictionary()
