@@ -198,7 +198,7 @@ class _Worker:
         self._kept: Counter[str] = Counter()
         self._inside: dict[int, tuple[str, Entry]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._compacting: set[asyncio.Task[None]] = set()
+        self._others: set[asyncio.Task[None]] = set()
         self.owners = SessionOwners(path, worker_id, self._holds, drop=self._drop)
         self.forwarder = Forwarder(path, owner_timeout_seconds=HANG_SECONDS)
         self._over = asyncio.Event()
@@ -351,7 +351,7 @@ class _Worker:
         failpoints.on = None
         for number in list(self._inside):
             await self.leave(number, False)
-        while under_way := self._tasks | self._compacting:
+        while under_way := (self._tasks | self._others) - {asyncio.current_task()}:
             await asyncio.wait(under_way)
 
     async def books(self) -> dict[str, Any]:
@@ -376,10 +376,9 @@ class _Worker:
             return
         number, command, *arguments = json.loads(message)
         task = asyncio.get_running_loop().create_task(self._do(number, command, arguments))
-        kept = {"restore": self._tasks, "rewrite_all": self._tasks, "compact": self._compacting}.get(command)
-        if kept is not None:
-            kept.add(task)
-            task.add_done_callback(kept.discard)
+        kept = self._tasks if command in ("restore", "rewrite_all") else self._others
+        kept.add(task)
+        task.add_done_callback(kept.discard)
 
     async def _do(self, number: int, command: str, arguments: list[Any]) -> None:
         answer: Any

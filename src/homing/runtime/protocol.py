@@ -1,16 +1,15 @@
-"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, one write for a short one,
-and connections that move to another worker.
+"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, and connections that move to
+another worker.
 
 uvicorn with httptools appends a request's trailers to the list of headers that the app sees; a trailer never names a
 session, so the length of the head is kept. A reply that was cut must look cut: one that ends with its connection
 (HTTP/1.0) looks complete once the connection is closed, so it is reset.
 
-uvicorn writes a reply's head and its body apart. A write to a TCP socket costs about 6 µs, as much as the parsing of the
-whole request, so the head waits for a body that follows in the same turn of the event loop. It also arms a timer with every
-reply and cancels it with the next request; here one timer stays, and looks when it fires since when the connection is idle.
+uvicorn arms a timer with every reply and cancels it with the next request; here one timer stays, and looks when it fires
+since when the connection is idle.
 
-Not here: other protocols. Under h11 or zttp no key is set, all headers count, and connections stay. How a connection gets
-to another worker is in `handoff.py`.
+Not here: other protocols. Under h11 or zttp no key is set, all headers count, and connections stay. How replies are written
+is in `replies.py`, how a connection gets to another worker in `handoff.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import contextlib
 import socket
 import struct
 from typing import Final, cast
-from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -28,101 +26,14 @@ from homing.identity import HEAD_LENGTH_SCOPE_KEY
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.routing.middleware import ABORT_SCOPE_KEY, FORWARDED_SCOPE_KEY
 from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
+from homing.runtime.replies import QuickReply, ReplyWriter, turn_of
+from homing.runtime.underneath import replies_are_known
 from homing.types import Scope, WorkerId
 
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
-_JOINED_BYTES: Final = 64 * 1024
-"""Up to this size a body is copied behind its head for one write."""
-
-
-class Turn:
-    """What the connections of an event loop hold back in this turn of it: one callback for all of them has it written."""
-
-    __slots__ = ("_writers",)
-
-    def __init__(self) -> None:
-        self._writers: list[ReplyWriter] = []
-
-    def flush_at_its_end(self, writer: ReplyWriter) -> None:
-        if not self._writers:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._writers.append(writer)
-
-    def _flush(self) -> None:
-        writers, self._writers = self._writers, []
-        for writer in writers:
-            try:
-                writer.flush()
-            except Exception as error:
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": "the head of a reply cannot be written", "exception": error}
-                )
-
-
-_turns: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turn]] = WeakKeyDictionary()
-
-
-def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
-    """The one that the connections of this event loop share."""
-    turn = _turns.get(loop)
-    if turn is None:
-        turn = _turns[loop] = Turn()
-    return turn
-
-
-class ReplyWriter:
-    """The transport as the replies of one connection use it: the first write of a reply joins the next one.
-
-    It is written at the latest in the event loop's next turn, so a head whose body is still to come does not wait for it,
-    and at most one write is ever held back. Borrows the transport.
-
-    Attributes:
-        begins: A reply begins, so its first write may be held back.
-    """
-
-    __slots__ = ("_held", "_transport", "_turn", "begins")
-
-    def __init__(self, transport: asyncio.Transport, turn: Turn) -> None:
-        self._transport = transport
-        self._turn = turn
-        self.begins = False
-        self._held: bytes | None = None
-
-    def write(self, data: bytes) -> None:
-        held = self._held
-        if held is not None:
-            if len(data) <= _JOINED_BYTES:
-                data = held + data  # a body that is no bytes raises here, and the head is written without it
-            else:
-                self._transport.write(held)
-            self._held = None
-            self._transport.write(data)
-        elif self.begins and len(data) <= _JOINED_BYTES:
-            self.begins = False
-            self._held = data
-            self._turn.flush_at_its_end(self)
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Write what is held back, unless the connection is closing."""
-        held, self._held = self._held, None
-        if held is not None and not self._transport.is_closing():
-            self._transport.write(held)
-
-    @property
-    def empty(self) -> bool:
-        """Nothing is held back, and the transport has sent all that it was given."""
-        return self._held is None and not self._transport.get_write_buffer_size()
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+_REPLIES_ARE_KNOWN: Final = replies_are_known()
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):
@@ -160,6 +71,8 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         if cycle is not None and cycle.scope is scope and scope["method"] != "HEAD":
             self._replies.begins = True
             cycle.transport = self._replies_as_transport
+            if _REPLIES_ARE_KNOWN:
+                QuickReply.serve(cycle)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

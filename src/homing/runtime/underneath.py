@@ -46,6 +46,10 @@ _NAMES = (
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_response_complete",
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.timeout_keep_alive_handler",
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol._unset_keepalive_if_required",
+    # replies.py
+    "uvicorn.protocols.http.httptools_impl:HEADER_RE",
+    "uvicorn.protocols.http.httptools_impl:HEADER_VALUE_RE",
+    "uvicorn.protocols.http.httptools_impl:STATUS_LINE",
     # cli/run.py
     "uvicorn.main:main.params",
     "uvicorn.supervisors:ChangeReload",
@@ -64,6 +68,14 @@ _ATTRIBUTES_OF_A_CONNECTION = (
 )
 _ATTRIBUTES_OF_A_CYCLE = ("keep_alive", "more_body", "response_complete", "scope")
 """What a connection needs to be seen idle, and to be given to another worker."""
+
+_NAMES_IN_SEND = """
+    HEADER_RE HEADER_VALUE_RE RuntimeError STATUS_LINE access_log access_logger append chunked_encoding close decode
+    default_headers disconnected drain expected_content_length extend flow get get_client_addr get_path_with_query_string info
+    int join keep_alive len list lower message_event on_response response_complete response_started scope search set split
+    transport waiting_for_100_continue write write_paused
+"""
+"""What uvicorn's `send` of a reply looks at and calls. One that does more or less may do something else."""
 
 _PARAMETERS = {
     "uvicorn._subprocess:get_subprocess": ("config", "target", "sockets"),
@@ -87,6 +99,13 @@ def connections_can_move() -> bool:
     return set(_ATTRIBUTES_OF_A_CONNECTION) <= set(HttpToolsProtocol.__init__.__code__.co_names) and set(
         _ATTRIBUTES_OF_A_CYCLE
     ) <= set(RequestResponseCycle.__init__.__code__.co_names)
+
+
+def replies_are_known() -> bool:
+    """Whether uvicorn's `send` with httptools is one whose usual reply can be put together here (`replies.py`)."""
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+    return frozenset(RequestResponseCycle.send.__code__.co_names) == frozenset(_NAMES_IN_SEND.split())
 
 
 def check_uvicorn() -> None:

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from homing.runtime.protocol import ReplyWriter, turn_of
+from homing.runtime.replies import ReplyWriter, turn_of
 
 pytestmark = pytest.mark.anyio
 

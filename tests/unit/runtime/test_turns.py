@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from homing.runtime.protocol import ReplyWriter, turn_of
+from homing.runtime.replies import ReplyWriter, turn_of
 
 
 class BrokenTransport(asyncio.Transport):

@@ -6,7 +6,7 @@ import pytest
 import uvicorn.supervisors.multiprocess
 
 from homing.errors import ConfigurationError
-from homing.runtime.underneath import check_uvicorn, connections_can_move
+from homing.runtime.underneath import check_uvicorn, connections_can_move, replies_are_known
 
 
 def test_the_installed_uvicorn_is_known() -> None:
@@ -22,6 +22,17 @@ def test_connections_move_under_the_installed_uvicorn_and_stay_under_one_that_la
 
     monkeypatch.setattr("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.__init__", other)
     assert not connections_can_move()
+
+
+def test_replies_are_put_together_under_the_installed_uvicorn_and_left_to_one_that_sends_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert replies_are_known()
+
+    async def other(self: object, message: object) -> None: ...
+
+    monkeypatch.setattr("uvicorn.protocols.http.httptools_impl.RequestResponseCycle.send", other)
+    assert not replies_are_known()
 
 
 def test_a_uvicorn_without_a_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
