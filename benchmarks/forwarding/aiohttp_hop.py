@@ -71,9 +71,11 @@ class Owners:
 class AiohttpRouter:
     """Forwards a request to its session's owner, once; outside the session middleware, whose cookie it decodes."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, directory: str = DIRECTORY, worker: str = counter.WORKER) -> None:
         self.app = app
-        self.owners = Owners(DIRECTORY, counter.WORKER)
+        self.directory = directory
+        self.worker = worker
+        self.owners = Owners(directory, worker)
         self.signer = itsdangerous.TimestampSigner(counter.SECRET)
         self.clients: dict[str, aiohttp.ClientSession] = {}
 
@@ -84,7 +86,7 @@ class AiohttpRouter:
             return
         session = self.session_id(scope)
         owner = None if session is None else self.owners.owner(session)
-        if owner is not None and owner != counter.WORKER and FORWARDED not in scope:
+        if owner is not None and owner != self.worker and FORWARDED not in scope:
             await self.forward(owner, scope, receive, send)
             return
         if session is None and scope["path"] == "/start":
@@ -107,7 +109,7 @@ class AiohttpRouter:
     def client(self, owner: str) -> aiohttp.ClientSession:
         client = self.clients.get(owner)
         if client is None:
-            path = os.path.join(DIRECTORY, f"{owner}.sock")
+            path = os.path.join(self.directory, f"{owner}.sock")
             client = self.clients[owner] = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(path, limit=0, keepalive_timeout=15.0),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -158,7 +160,7 @@ class AiohttpRouter:
         state = ServerState()
         server = await asyncio.get_running_loop().create_unix_server(
             lambda: HttpToolsProtocol(config=config, server_state=state, app_state={}),
-            os.path.join(DIRECTORY, f"{counter.WORKER}.sock"),
+            os.path.join(self.directory, f"{self.worker}.sock"),
             backlog=2048,
         )
         try:

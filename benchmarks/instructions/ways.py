@@ -1,15 +1,13 @@
-"""How many instructions does a whole request cost: under uvicorn alone, served where it arrives, and forwarded?
+"""How many instructions does a whole request cost: under uvicorn alone, served where it arrives, forwarded, and over an HTTP hop?
 
     python -m benchmarks.instructions.ways [--write]
 
 One process per way, under callgrind: uvicorn's protocol with httptools and uvloop, real TCP connections, the app of
-`benchmarks.forwarding.app`, and for the forwarded way two of homing's workers on one event loop, with a real private socket between
-them. In each round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the
+`benchmarks.forwarding.app`, and for the forwarded ways two workers on one event loop, with a real private socket between them. In each round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the
 client nor what a worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is, where
 `benchmarks.forwarding.instructions`, which counts live servers, has to take that off.
 
-Not here: what is switched on (`run.py`), system calls and waiting (`make bench`), an HTTP hop to compare with
-(`benchmarks.forwarding.instructions`).
+Not here: what is switched on (`run.py`), system calls and waiting (`make bench`).
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ WAYS: Final = {
     "plain": "uvicorn, no routing",
     "local": "homing, served where it arrives",
     "forwarded": "homing, forwarded (the hop and the owner)",
+    "aiohttp": "the seeds' way: forwarded by aiohttp",
 }
 CONNECTIONS: Final = 16
 WARM_ROUNDS: Final = 20
@@ -91,6 +90,10 @@ def servers_for(way: str, directory: str) -> tuple[list[Server], list[Any]]:
     quiet: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_keep_alive": 600}
     if way == "plain":
         return [Server(Config(app, http="httptools", **quiet))], []
+    if way == "aiohttp":
+        from benchmarks.forwarding.aiohttp_hop import AiohttpRouter
+
+        return [Server(Config(AiohttpRouter(app, directory, each), http="httptools", **quiet)) for each in "ab"], []
     options = RoutingOptions(
         sessions=("signed-cookie:session:sid",), secret=SECRET, socket_dir=directory, workers=2, place="accepting"
     )
@@ -177,7 +180,17 @@ def text(result: dict[str, Any]) -> str:
     for way, runs in counted.items():
         spread = 100 * (max(runs) - min(runs)) / middle[way]
         lines.append(f"| {WAYS[way]} | {middle[way]:,.0f} | {spread:.2f} % | {middle[way] / middle['plain']:.3f} |")
+    hop = middle["forwarded"] / middle["aiohttp"]
+    lines += [
+        "",
+        f"Forwarded by homing ÷ by aiohttp: {hop:.3f}; without what the app and uvicorn cost: {of_the_hop(middle):.3f}.",
+    ]
     return "\n".join([*lines, ""])
+
+
+def of_the_hop(counts: dict[str, int]) -> float:
+    """What forwarding adds to a request, by homing ÷ by aiohttp."""
+    return (counts["forwarded"] - counts["plain"]) / (counts["aiohttp"] - counts["plain"])
 
 
 def main() -> int:
