@@ -4,8 +4,7 @@
 
 One process per way, under callgrind: uvicorn's protocol with httptools and uvloop, real TCP connections, the app of
 `benchmarks.forwarding.app`, and for the forwarded ways two workers on one event loop, with a real private socket between them. In each round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the
-client nor what a worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is, where
-`benchmarks.forwarding.instructions`, which counts live servers, has to take that off.
+client nor what a worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is.
 
 Not here: what is switched on (`run.py`), system calls and waiting (`make bench`).
 """
