@@ -17,6 +17,7 @@ from benchmarks import goals
 from benchmarks.forwarding import report
 from benchmarks.forwarding.loads import LOADS
 from benchmarks.forwarding.setups import SETUPS, Setup, serving
+from benchmarks.instructions import ways
 from benchmarks.load import Load, build_loader
 from benchmarks.spread import spread
 
@@ -127,4 +128,12 @@ def test_the_loop_whose_instructions_are_counted_serves_every_hit(parts: tuple[s
     """Without callgrind: the loop itself asserts that each hit was served here, and by the app."""
     subprocess.run(
         [sys.executable, "-m", "benchmarks.instructions.loop", "2000", *parts], cwd=ROOT, timeout=110, check=True
+    )
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_every_way_whose_instructions_are_counted_answers_rightly(way: str) -> None:
+    """Without callgrind: each reply is looked at, and a forwarded request must have been forwarded."""
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.instructions.ways", "--serve", way], cwd=ROOT, timeout=110, check=True
     )
