@@ -83,6 +83,19 @@ GOALS: Final = (
 )
 
 OTHER_RATIOS: Final = (
+    Goal(
+        "requests per second, two unrouted workers ÷ one plain worker: what this machine has for a second worker",
+        ("A2", "local", "sat"),
+        ("A", "local", "sat"),
+        None,
+        "requests_per_second",
+    ),
+    Goal(
+        "interleaved sessions ÷ the same with `--no-handoff`, paced",
+        ("H", "inter", "paced"),
+        ("H0", "inter", "paced"),
+        None,
+    ),
     Goal(f"{AIOHTTP}, paced", ("H0", "remote", "paced"), ("D", "remote", "paced"), None),
     Goal("every request forwarded ÷ two unrouted workers, sat", ("H0", "remote", "sat"), ("A2", "local", "sat"), None),
     Goal("every request forwarded ÷ HAProxy's setup, c1", ("H0", "remote", "c1"), ("B", "local", "c1"), None),
