@@ -294,6 +294,24 @@ BUGS: Final = (
         ),
         ("tests/integration/test_spans.py::test_a_forwarded_request_is_one_span_of_the_callers_trace",),
     ),
+    Bug(
+        "a header of a usual reply may hold a line's end",
+        "P5",
+        (
+            Change(
+                "src/homing/runtime/replies.py",
+                "len(head.translate(None, _CONTROL)) != len(head) - 2 * (len(lines) - 1)",
+                "not head",
+            ),
+        ),
+        ("tests/unit/runtime/test_quick_reply.py::test_no_header_says_more_than_one_thing",),
+    ),
+    Bug(
+        "a usual reply begins while the client does not read",
+        "P5",
+        (Change("src/homing/runtime/replies.py", "cycle.flow.write_paused or ", ""),),
+        ("tests/unit/runtime/test_quick_reply.py::test_the_next_reply_waits_for_a_client_that_does_not_read",),
+    ),
     *EPISODE_BUGS,
     *PLACEMENT_BUGS,
     *WEB_BUGS,

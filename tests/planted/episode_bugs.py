@@ -160,4 +160,36 @@ EPISODE_BUGS: Final = (
         ),
         ("tests/processes/rl/test_gymnasium.py::test_an_environment_that_hangs_costs_its_thread_and_what_lives_there",),
     ),
+    Bug(
+        "a token that is limited to some tools is not where tools are called without MCP",
+        "answers",
+        (Change(f"{_RL}/resources.py", "            self._refuse_unless_granted(request, called)\n", ""),),
+        (
+            "tests/processes/rl/test_mcp.py::test_a_token_that_is_limited_to_some_tools_is_so_wherever_it_names_the_session",
+        ),
+    ),
+    Bug(
+        "the sandbox that a session lends is not granted to its agent",
+        "answers",
+        (
+            Change(
+                f"{_RL}/episodes/episode.py",
+                "        if seeded.sandbox_access is not None:\n",
+                "        if False:\n",
+            ),
+        ),
+        (f"{_ENVIRONMENT}::test_a_sandbox_that_the_session_lends_is_granted_to_the_agent",),
+    ),
+    Bug(
+        "an agent that has no use for a sandbox takes one",
+        "answers",
+        (
+            Change(
+                f"{_RL}/agents/server.py",
+                "        if seed.sandbox_access is not None and not self.capabilities.sandbox_access:\n",
+                "        if False:\n",
+            ),
+        ),
+        (f"{_ENVIRONMENT}::test_a_sandbox_that_the_session_lends_is_granted_to_the_agent",),
+    ),
 )
