@@ -47,7 +47,7 @@ def test_it_can_be_planted_and_is_still_python(bug: Bug, copies: dict[str, str],
 def test_its_tests_exist(bug: Bug) -> None:
     assert bug.tests
     for test in bug.tests:
-        path, _, name = test.partition("::")
+        path, _, name = test.partition("[")[0].partition("::")
         assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
 
 
