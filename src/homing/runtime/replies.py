@@ -180,8 +180,9 @@ class QuickReply:
 
     @staticmethod
     def serve(cycle: RequestResponseCycle) -> None:
-        """Have the app send by it. The app's task has not begun yet, and gives it `cycle.send`."""
-        cycle.send = QuickReply(cycle).send  # type: ignore[method-assign,assignment]
+        """Have the app send by it, unless uvicorn has to log the reply. The app's task, not begun yet, gives it `cycle.send`."""
+        if not cycle.access_log:
+            cycle.send = QuickReply(cycle).send  # type: ignore[method-assign,assignment]
 
     async def send(self, message: Message) -> None:
         """As ASGI's, and uvicorn's, which raises what there is to raise."""
@@ -201,7 +202,7 @@ class QuickReply:
         cycle = self._cycle
         of_the_server = _lines_of_the_server.of(cycle.default_headers)
         headers = message.get("headers")
-        if of_the_server is None or type(headers) is not list or cycle.access_log or not cycle.keep_alive:
+        if of_the_server is None or type(headers) is not list or not cycle.keep_alive:
             return False
         length: int | None = None
         lines = []
