@@ -114,6 +114,7 @@ class Server:
                 os.sched_yield()
         finally:
             os.close(fd)
+        self.serving.remove(pid)
 
 
 class ServerHistories(RuleBasedStateMachine):
