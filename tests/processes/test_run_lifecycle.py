@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import ROOT, Running, children, running, wait_until_gone
+from tests.support.running import ROOT, Running, children, refused, running, wait_until_gone
 
 APP = "tests.processes.apps:app"
 SESSIONS = ("--session", "cookie:visit")
@@ -396,17 +396,45 @@ def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is
         assert get(server.port)
 
 
-def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_unix_socket_is_served_and_removed(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "public"
+    with running(APP, "--workers", str(workers), *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
+        server.wait_for("Application startup complete", workers)
+        server.wait_for("Uvicorn running on unix socket")
+        assert b"200 OK" in get_from(path)
+        # One worker's process ends by the signal that stopped it, as uvicorn's does.
+        assert server.stop() == (-signal.SIGTERM if workers == 1 else 0)
+    assert not path.exists()
+
+
+def get_from(path: Path) -> bytes:
+    """What a server at a Unix socket answers."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(path))
+        client.sendall(b"GET /who HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        return client.makefile("rb").read()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_unix_socket_of_another_server_stays_that_servers(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "public"
     with running(APP, "--workers", "2", *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
         ready(server, 2)
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(20)
-            client.connect(str(path))
-            client.sendall(b"GET /who HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-            assert b"200 OK" in client.makefile("rb").read()
-        assert server.stop() == 0
-    assert not path.exists()
+        code, lines = refused("run", APP, "--workers", str(workers), *SESSIONS, "--uds", str(path), cwd=ROOT)
+        assert (code, len(lines)) == (3, 1)
+        assert f"cannot serve on --uds {path}: Address already in use" in lines[0]
+        assert b"200 OK" in get_from(path)
+
+
+def test_one_worker_takes_the_place_of_a_unix_socket_that_a_killed_server_left(tmp_path: Path) -> None:
+    path = tmp_path / "public"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with running(APP, *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
+        server.wait_for("Uvicorn running on unix socket")
+        assert b"200 OK" in get_from(path)
 
 
 def test_the_head_of_a_request_ends_before_its_trailers() -> None:

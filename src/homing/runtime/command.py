@@ -349,8 +349,7 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
         else:
             _serve_one(config)
     finally:
-        if config.uds and os.path.exists(config.uds):
-            os.remove(config.uds)
+        config.remove_unix_socket()
 
 
 def _unless_given(option: click.Parameter) -> Any:

@@ -30,7 +30,7 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.worker import GRACEFUL_SECONDS, current_worker
 from homing.rundir import close_after_fork
 from homing.runtime.accepting import Accepting
-from homing.runtime.config import RunConfig, address_line
+from homing.runtime.config import RunConfig, address_line, unix_line
 from homing.runtime.handoff import Handoffs
 from homing.runtime.leaving import Leave
 from homing.runtime.link import Drained, FromWorker, Leaving, Loaded, Ready, SupervisorLink, failure
@@ -73,12 +73,16 @@ class HomingServer(Server):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))  # noqa: TRY301
         except OSError as error:
             # Two servers may bind one port as long as neither listens; the second to listen finds out here.
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE and self.config.uds is None:
                 raise
             self.started = False
             await self.lifespan.shutdown()
+            if self.config.uds is not None:
+                raise StartupError(unix_line(error, self.config.uds)) from error
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
+            if sockets is None:
+                self.config.note_unix_socket()
             self._open_handoffs()
             self._accepting = Accepting(
                 self.servers, self._make_protocol, tls=self.config.ssl, backlog=self.config.backlog
@@ -106,6 +110,9 @@ class HomingServer(Server):
         if self._publisher is not None:
             await self._publisher.aclose()
         await super().shutdown(sockets)
+        if sockets is None:
+            # Not at the process's end: the signal that stopped the server is raised anew, and ends it before.
+            self.config.remove_unix_socket()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signalled = True

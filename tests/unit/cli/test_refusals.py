@@ -98,6 +98,18 @@ def test_a_log_configuration_that_cannot_be_used(line_of: LineOf, tmp_path: Path
     )
 
 
-def test_a_unix_socket_path_in_use_is_named(line_of: LineOf, tmp_path: Path) -> None:
-    (tmp_path / "s").touch()
-    assert f"--uds {tmp_path / 's'}" in line_of(APP, *TWO, "--uds", str(tmp_path / "s"), code=3)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_file_at_the_path_of_a_unix_socket_is_named_and_stays(line_of: LineOf, tmp_path: Path, workers: str) -> None:
+    (tmp_path / "s").write_text("a user's")
+    options = ("--workers", workers, "--session", "cookie:visit", "--uds", str(tmp_path / "s"))
+    assert f"--uds {tmp_path / 's'}: Address already in use" in line_of(APP, *options, code=3)
+    assert (tmp_path / "s").read_text() == "a user's"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("place", ["none/s", "x" * 120])
+def test_a_unix_socket_that_cannot_be_made_is_named(line_of: LineOf, tmp_path: Path, place: str, workers: str) -> None:
+    line = line_of(APP, "--workers", workers, "--session", "cookie:visit", "--uds", str(tmp_path / place), code=3)
+    assert f"cannot serve on --uds {tmp_path / place}" in line
+    assert "at most 107 bytes" in line
+    assert list(tmp_path.iterdir()) == []
