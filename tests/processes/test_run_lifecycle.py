@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import ROOT, Running, children, refused, running, wait_until_gone
+from tests.support.running import HOMING, ROOT, Running, children, refused, running, wait_until_gone
 
 APP = "tests.processes.apps:app"
 SESSIONS = ("--session", "cookie:visit")
@@ -406,6 +406,25 @@ def test_a_unix_socket_is_served_and_removed(tmp_path: Path, workers: int) -> No
         # One worker's process ends by the signal that stopped it, as uvicorn's does.
         assert server.stop() == (-signal.SIGTERM if workers == 1 else 0)
     assert not path.exists()
+
+
+def test_a_unix_socket_may_lie_where_a_name_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff")
+    with running(APP, "--workers", "2", *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
+        ready(server, 2)
+        assert b"200 OK" in get_from(path)
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_whose_input_and_output_are_closed_serves_and_puts_nothing_else_in_their_place(workers: int) -> None:
+    closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh", *HOMING, "run")
+    with running(APP, "--workers", str(workers), *SESSIONS, cwd=ROOT, command=closed) as server:
+        server.wait_for("Application startup complete", workers)
+        for pid in [server.process.pid, *server.workers()]:
+            assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1)] == ["/dev/null"] * 2
+        assert get(server.port)
+        assert server.stop() == (-signal.SIGTERM if workers == 1 else 0)
 
 
 def get_from(path: Path) -> bytes:

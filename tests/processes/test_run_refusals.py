@@ -40,6 +40,11 @@ def test_an_app_that_cannot_be_imported(line_of: LineOf, workers: tuple[str, ...
     assert 'Could not import module "nowhere_at_all"' in line_of("nowhere_at_all:app", *workers, code=3)
 
 
+def test_an_app_or_a_host_whose_name_is_no_text(line_of: LineOf) -> None:
+    assert "cannot load \\udcff:app" in line_of("\udcff:app", *TWO, code=3)
+    assert "--host \\udcff: it cannot be resolved" in line_of(APP, *TWO, "--host", "\udcff", code=3)
+
+
 def test_an_app_whose_import_fails(line_of: LineOf, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import os\nKEY = os.environ['HOMING_NO_SUCH']\n")
     line = line_of("shop:app", *TWO, code=3, cwd=tmp_path)

@@ -218,7 +218,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     keep_alive(listener)
     try:
         listener.bind((host or "", port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError, TypeError) as error:
         listener.close()
         raise StartupError(address_line(error, host, port)) from error
     listener.set_inheritable(True)
@@ -282,7 +282,7 @@ def address_line(error: Exception, host: str, port: int) -> str:
     """The line for an address that cannot be had."""
     reason = getattr(error, "strerror", None) or str(error)
     number = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError | TypeError):
         return f"cannot serve on --host {host}: it cannot be resolved ({reason}); {_HOSTS}"
     if number == errno.EADDRNOTAVAIL:
         return f"cannot serve on --host {host}: it is no address of this machine ({reason}); {_HOSTS}"

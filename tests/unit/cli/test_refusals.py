@@ -79,7 +79,12 @@ def test_a_run_directory_that_cannot_be_says_what_to_do(line_of: LineOf, tmp_pat
 
 
 def test_a_host_that_is_not_known_or_not_this_machines_is_not_taken_for_a_port_in_use(line_of: LineOf) -> None:
-    for host, said in (("no-such-host.invalid", "it cannot be resolved"), ("192.0.2.1", "it is no address of this")):
+    hosts = {
+        "no-such-host.invalid": "it cannot be resolved",
+        "192.0.2.1": "it is no address of this",
+        "é" * 70: "it cannot be resolved",
+    }
+    for host, said in hosts.items():
         for workers in (TWO, ("--port", "8123"), ("--port", "0")):
             line = line_of(APP, *workers, "--host", host, code=3)
             assert f"--host {host}: {said}" in line
