@@ -297,10 +297,12 @@ def test_workers_do_not_outlive_a_killed_supervisor_and_the_next_server_clears_u
         assert not left.exists()
 
 
-def test_one_worker_has_no_run_directory_and_no_child() -> None:
-    with running(APP, "--workers", "1", *SESSIONS, cwd=ROOT) as server:
+def test_one_worker_has_no_run_directory_and_no_child(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with running(APP, "--workers", "1", *SESSIONS, cwd=ROOT, env={"XDG_RUNTIME_DIR": str(tmp_path)}) as server:
         server.wait_for(r"homing \S+: 1 worker, sessions named by cookie:visit$")
-        assert get(server.port)["pid"] == server.process.pid
+        assert get(server.port, headers={"Cookie": "visit=one"})["pid"] == server.process.pid
+        assert list(tmp_path.iterdir()) == []
         assert children(server.process.pid) == []
         server.process.send_signal(signal.SIGINT)
         assert server.wait() == 0
