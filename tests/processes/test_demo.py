@@ -10,7 +10,8 @@ import signal
 import subprocess
 import time
 
-from tests.support.running import HOMING, ROOT, children, environment
+import pytest
+from tests.support.running import HOMING, ROOT, children, environment, wait_until_gone
 
 from homing.watch import running_servers
 
@@ -128,3 +129,33 @@ def test_a_terminal_gets_a_progress_bar() -> None:
     assert "━" in said
     assert "72/72" in said
     assert "wrong data" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signals) -> None:
+    """SIGTERM: `timeout 60 homing demo`, or a CI job that is cancelled. SIGHUP: its terminal was closed."""
+    with subprocess.Popen(
+        [*HOMING, "demo", "--workers", "2", "--calls", "10000"],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.startswith("uvicorn: making"):
+                break
+        servers = children(demo.pid)
+        workers = [worker for server in servers for worker in children(server)]
+        assert (len(servers), len(workers) >= 4) == (2, True)
+        try:
+            demo.send_signal(number)
+            assert demo.wait(60) == -number
+            for pid in (*servers, *workers):
+                wait_until_gone(pid, 5)
+        finally:
+            for group in servers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
