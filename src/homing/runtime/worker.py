@@ -10,6 +10,7 @@ while its server goes on (`leaving.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
 from types import FrameType
@@ -202,6 +203,13 @@ class WorkerServer(HomingServer):
         link = self._link
         link.on_lend, link.on_take_back, link.on_drain = accepting.lend, accepting.take_back, self.drain
         link.turn_in(asyncio.get_running_loop())
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            # What came while this process started has waited (`process.py`).
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            yield
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         await super().shutdown(sockets)
