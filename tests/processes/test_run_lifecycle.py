@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import HOMING, ROOT, Running, children, running, until, wait_until_gone
+from tests.support.running import ROOT, Running, children, running, wait_until_gone
 
 APP = "tests.processes.apps:app"
 SESSIONS = ("--session", "cookie:visit")
@@ -235,21 +235,6 @@ def test_ctrl_c_twice_does_not_wait_for_a_stream() -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_terminals_ctrl_c_while_workers_start_is_no_traceback(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with running(APP, "--workers", "3", *SESSIONS, cwd=ROOT, env={"XDG_RUNTIME_DIR": str(tmp_path)}) as server:
-        # In the middle of its imports: this module is one of the first.
-        until(lambda: any("msgspec" in Path(f"/proc/{pid}/maps").read_text() for pid in server.workers()), server)
-        # It would tell them to end as well, and who is quicker decides what is seen: here it is last.
-        server.process.send_signal(signal.SIGSTOP)
-        os.killpg(server.process.pid, signal.SIGINT)  # to all of them, as a terminal does
-        until(lambda: not server.workers(), server)
-        server.process.send_signal(signal.SIGCONT)
-        assert server.wait() == 0
-        assert not server.find("Traceback|KeyboardInterrupt"), server.log
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_streams_end_at_the_graceful_limit() -> None:
     with running(APP, "--workers", "2", *SESSIONS, "--timeout-graceful-shutdown", "1", cwd=ROOT) as server:
         ready(server, 2)
@@ -411,17 +396,6 @@ def test_a_worker_that_has_served_its_number_of_requests_is_replaced_and_this_is
         server.wait_for(r"worker \[\d+\] exited \(exit code 0\); its sessions are gone")
         server.wait_for("Application startup complete", 3)
         assert get(server.port)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_whose_input_and_output_are_closed_serves_and_puts_nothing_else_in_their_place(workers: int) -> None:
-    closed = ("sh", "-c", 'exec "$@" <&- >&-', "sh", *HOMING, "run")
-    with running(APP, "--workers", str(workers), *SESSIONS, cwd=ROOT, command=closed) as server:
-        server.wait_for("Application startup complete", workers)
-        for pid in [server.process.pid, *server.workers()]:
-            assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1)] == ["/dev/null"] * 2
-        assert get(server.port)
-        assert server.stop() == (-signal.SIGTERM if workers == 1 else 0)
 
 
 def test_the_head_of_a_request_ends_before_its_trailers() -> None:
