@@ -70,6 +70,22 @@ def test_a_run_directory_that_is_too_long_is_not_made(line_of: LineOf, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["sites", "episodes", "page", "board", "permits-2026"])
+def test_a_users_file_that_is_called_as_one_of_homings_stays(line_of: LineOf, tmp_path: Path, name: str) -> None:
+    """`--run-dir .`, say, in a directory with everything else of a user's; a server that has stopped had left its lock."""
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    (own / "server.lock").touch()
+    if name in ("sites", "episodes"):
+        (own / name).mkdir()
+        (own / name / "mine").touch()
+    else:
+        (own / name).touch()
+    before = sorted(own.rglob("*"))
+    assert f"has {name!r} in it, which may be yours" in line_of(APP, *TWO, "--run-dir", str(own), code=2)
+    assert sorted(own.rglob("*")) == before
+
+
 @pytest.mark.parametrize("place", ["file", "file/below", "none/below"])
 def test_a_run_directory_that_cannot_be_says_what_to_do(line_of: LineOf, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
