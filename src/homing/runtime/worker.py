@@ -238,7 +238,10 @@ class WorkerMain:
             server.run(sockets)
         except HomingError as error:
             link.send(failure(error))
-            sys.exit(USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_FAILURE)
+            # Not `sys.exit`: a thread that the app began before it failed would keep this process, and all would wait for it.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_FAILURE)
 
 
 def _live_with_supervisor(link: SupervisorLink, server: HomingServer) -> None:
