@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
 import subprocess
+import time
 
-from tests.support.running import HOMING, ROOT, environment
+import pytest
+from tests.support.running import HOMING, ROOT, children, environment, wait_until_gone
+
+from homing.watch import running_servers
 
 SMALL = ("--workers", "2", "--sessions", "12", "--calls", "6")
 
@@ -60,3 +68,94 @@ def test_a_terminal_without_utf_8_gets_the_table_in_ascii() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == PHASES
     assert "12 sessions x 6 calls, 2 workers" in done.stdout
+
+
+def test_calls_to_homing_that_were_not_right_are_exit_code_1() -> None:
+    """A worker of homing's is killed while calls are made: its sessions are gone, and the calls of those are lost."""
+    many = ("--workers", "2", "--sessions", "32", "--calls", "120", "--json")
+    with subprocess.Popen(
+        [*HOMING, "demo", *many],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        try:
+            assert demo.stderr is not None
+            for line in demo.stderr:
+                if line.startswith("homing: making"):
+                    break
+            killed = None
+            deadline = time.monotonic() + 60
+            while killed is None and time.monotonic() < deadline:
+                for server in running_servers():
+                    if server.description.pid in children(demo.pid):
+                        # Sessions of it are under way, whose clients have most of their calls to make.
+                        killed = next((each.pid for each in server.alive if each.sessions >= 5), None)
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            out, _ = demo.communicate(timeout=60)
+        finally:
+            demo.send_signal(signal.SIGINT)
+    assert demo.returncode == 1
+    _, routed = json.loads(out)
+    # After a call that was lost, the demo cannot know a session's count: what follows may be called wrong.
+    assert routed["calls"] == 32 * 120 == routed["right"] + routed["wrong"] + routed["lost"]
+    assert routed["lost"] > 0
+
+
+def test_a_terminal_gets_a_progress_bar() -> None:
+    terminal, its = pty.openpty()
+    with subprocess.Popen(
+        [*HOMING, "demo", *SMALL],
+        cwd=ROOT,
+        env=environment(TERM="xterm", COLUMNS="100"),
+        stdin=subprocess.DEVNULL,
+        stdout=its,
+        stderr=its,
+    ) as demo:
+        os.close(its)
+        seen = b""
+        with contextlib.suppress(OSError):  # EIO: the terminal's last user has gone
+            while part := os.read(terminal, 65536):
+                seen += part
+        os.close(terminal)
+        assert demo.wait(60) == 0, seen
+    said = seen.decode()
+    for phase in ("uvicorn: starting", "homing: starting", "uvicorn: making", "homing: making"):
+        assert phase in said
+    assert "━" in said
+    assert "72/72" in said
+    assert "wrong data" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signals) -> None:
+    """SIGTERM: `timeout 60 homing demo`, or a CI job that is cancelled. SIGHUP: its terminal was closed."""
+    with subprocess.Popen(
+        [*HOMING, "demo", "--workers", "2", "--calls", "10000"],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.startswith("uvicorn: making"):
+                break
+        servers = children(demo.pid)
+        workers = [worker for server in servers for worker in children(server)]
+        assert (len(servers), len(workers) >= 4) == (2, True)
+        try:
+            demo.send_signal(number)
+            assert demo.wait(60) == -number
+            for pid in (*servers, *workers):
+                wait_until_gone(pid, 5)
+        finally:
+            for group in servers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)

@@ -40,11 +40,32 @@ def test_an_app_that_cannot_be_imported(line_of: LineOf, workers: tuple[str, ...
     assert 'Could not import module "nowhere_at_all"' in line_of("nowhere_at_all:app", *workers, code=3)
 
 
+def test_an_app_or_a_host_whose_name_is_no_text(line_of: LineOf) -> None:
+    assert "cannot load \\udcff:app" in line_of("\udcff:app", *TWO, code=3)
+    assert "--host \\udcff: it cannot be resolved" in line_of(APP, *TWO, "--host", "\udcff", code=3)
+
+
 def test_an_app_whose_import_fails(line_of: LineOf, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import os\nKEY = os.environ['HOMING_NO_SUCH']\n")
     line = line_of("shop:app", *TWO, code=3, cwd=tmp_path)
     assert "KeyError: 'HOMING_NO_SUCH' (shop.py:2)" in line
     assert 'python -c "import shop"' in line
+
+
+def test_an_app_whose_import_fails_after_it_has_begun_a_thread(line_of: LineOf, tmp_path: Path) -> None:
+    """A scheduler, say: Python waits for such a thread, and nobody would hear of the failure."""
+    (tmp_path / "shop.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\nraise ValueError('closed today')\n"
+    )
+    assert "ValueError: closed today (shop.py:3)" in line_of("shop:app", *TWO, code=3, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("workers", [("--workers", "1"), TWO])
+def test_an_app_whose_import_raises_what_is_no_exception(
+    line_of: LineOf, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "shop.py").write_text("import asyncio\nraise asyncio.CancelledError('half-way')\n")
+    assert "CancelledError: half-way (shop.py:2)" in line_of("shop:app", *workers, code=3, cwd=tmp_path)
 
 
 def test_several_workers_and_no_way_to_tell_sessions(line_of: LineOf) -> None:

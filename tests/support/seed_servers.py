@@ -44,6 +44,7 @@ from homing.types import ASGIApp, Receive, Scope, Send
 COOKIE: Final = "Counter___srv"
 SECRET: Final = "Counter___srv"
 WINDOW_SECONDS: Final = 300.0
+"""The close retry window, which nothing here sets: it is the default."""
 TOKEN_HEADER: Final = "X-Test-Session-Token"
 TOKENS: Final = URLSafeSerializer(SECRET, salt="tests-mcp-session-token")
 CLOSE_FOLLOWS: Final = "x-ng-close-follows"
@@ -285,7 +286,6 @@ def install_resources(app: FastAPI, socket_dir: str | None, clock: ManualClock, 
         SECRET,
         mcp_token_header=TOKEN_HEADER,
         mcp_token_serializer=TOKENS,
-        close_retry_window_seconds=WINDOW_SECONDS,
         session_starts=("POST /reset", "/broken_reset", "/games/start"),
         session_ends=("/verify",),
         close_follows_header=CLOSE_FOLLOWS,

@@ -7,6 +7,7 @@ Not here: the commands (`run.py`, `demo.py`; `homing rl` and `homing web` come t
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Without the program's name; None: the process's own.
     """
+    _open_standard_streams()
     try:
         code = homing_command.main(args=arguments, prog_name="homing", standalone_mode=False)
     except click.exceptions.Exit as error:
@@ -104,6 +106,19 @@ def main(arguments: list[str] | None = None) -> None:
         code = USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_EXIT_CODE
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """See that nothing else takes the place of a standard stream that the caller has closed (`>&-`).
+
+    The next file or socket would get its number, and everything that is printed, by workers too.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for the process's life
 
 
 def _say(line: str) -> None:

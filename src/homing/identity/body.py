@@ -107,7 +107,9 @@ class BodyReader:
                     body += part
                     self._held_bytes += len(part)
                     if is_document is None:
-                        is_document = opens_a_document(body)
+                        # Only blanks came before, so the part alone decides: a client that sends blanks one by one would
+                        # else have all of them looked at again with each.
+                        is_document = opens_a_document(part)
                     if is_document is False:
                         return Body(
                             NOT_JSON, True, _replay(bytes(body), message.get("more_body", False), None, receive)

@@ -30,7 +30,7 @@ class _Doubled(dict[str, Json]):
     doubled: frozenset[str] = frozenset()
 
 
-def opens_a_document(head: bytes | bytearray) -> bool | None:
+def opens_a_document(head: bytes) -> bool | None:
     """Whether bytes that begin so can be a JSON object or list, in any encoding JSON may have; None if it is too early
     to say.
     """

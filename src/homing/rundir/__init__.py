@@ -27,7 +27,7 @@ Not here: what an owner record says (`homing.directory`), what a private socket 
 from homing.rundir.checks import check_run_directory
 from homing.rundir.files import allocate
 from homing.rundir.forks import close_after_fork, run_in_forked_child
-from homing.rundir.leftovers import SERVER_LOCK, empty
+from homing.rundir.leftovers import SERVER_LOCK, check_may_be_emptied, empty
 from homing.rundir.lives import Life, RunDirectory
 from homing.rundir.names import (
     BOARD_NAME,
@@ -65,6 +65,7 @@ __all__ = [
     "RunDirectory",
     "allocate",
     "boot_id",
+    "check_may_be_emptied",
     "check_run_directory",
     "close_after_fork",
     "create_session_socket_dir",

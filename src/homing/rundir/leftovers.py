@@ -25,6 +25,7 @@ from homing.rundir.names import (
     PERMITS_NAME,
     SERVER_DESCRIPTION,
     SESSION_OWNERS_DIR,
+    SESSION_SOCKET_DIR_ENV,
     SITES_DIR,
     is_worker_id,
 )
@@ -59,6 +60,9 @@ def begin_in(path: str, launcher: str) -> None:
 
     Args:
         launcher: Names the process that began this worker's server.
+
+    Raises:
+        RunDirectoryError: as `check_may_be_emptied`.
     """
     try:
         fd = os.open(path, DIRECTORY_FLAGS)
@@ -69,6 +73,7 @@ def begin_in(path: str, launcher: str) -> None:
         # Whoever is in the directory holds it with a shared lock (`RunDirectory`).
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_supervised(fd) and _begun_by(fd) != launcher:
+            check_may_be_emptied(path)
             # Records may be a million: out of the way at once, and removed when nobody waits for the lock.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(SESSION_OWNERS_DIR, emptied, src_dir_fd=fd, dst_dir_fd=fd)
@@ -104,6 +109,25 @@ def _begun_by(fd: int) -> str | None:
         return None
 
 
+def check_may_be_emptied(path: str) -> None:
+    """See that no file of the user's has a name of homing's here: what a server left is removed by its name.
+
+    Some of the names are everyone's (`sites`, `page`). Whatever has one is a server's only where a server that was killed
+    has left its owner records or its workers' lives too; one that has stopped leaves nothing but its lock.
+
+    Raises:
+        RunDirectoryError: it may be the user's.
+    """
+    names = os.listdir(path)
+    everyday = sorted(name for name in names if name in _EVERYDAY or name.partition("-")[0] == PERMITS_NAME)
+    of_a_server = any(name == SESSION_OWNERS_DIR or name.endswith(".life") for name in names if _is_ours(name))
+    if everyday and not of_a_server:
+        raise RunDirectoryError(
+            f"the run directory {path} has {everyday[0]!r} in it, which may be yours and would be removed; name an empty "
+            f"directory, with --run-dir or {SESSION_SOCKET_DIR_ENV}, or leave it out"
+        )
+
+
 def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
     """Remove what a server left in a run directory, the supervisor's lock excepted; what is not ours stays."""
     with contextlib.suppress(FileNotFoundError):
@@ -116,6 +140,8 @@ def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
                 else:
                     os.unlink(entry.path)
 
+
+_EVERYDAY: Final = frozenset({SITES_DIR, EPISODES_DIR, PAGE_NAME, BOARD_NAME})
 
 _OURS: Final = frozenset(
     {

@@ -127,7 +127,9 @@ def _import(name: str) -> object:
         raise StartupError(f"cannot load {name}: {str(error).rstrip('.')}; {hint}") from error
     except SystemExit as error:
         raise StartupError(f"cannot load {name}: importing it ended the process (exit code {error.code!r})") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         logger.debug("importing %s failed", name, exc_info=True)
         raise StartupError(
             f'cannot load {name}: {_describe(error)}; python -c "import {module}" shows the whole traceback'
@@ -141,7 +143,9 @@ def _call_factory(name: str, factory: object, *, declared: bool) -> object:
         made: object = factory()
     except SystemExit as error:
         raise StartupError(f"cannot load {name}: the factory ended the process (exit code {error.code!r})") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         logger.debug("the factory %s failed", name, exc_info=True)
         raise StartupError(f"cannot load {name}: the factory failed with {_describe(error)}") from error
     if inspect.iscoroutine(made):

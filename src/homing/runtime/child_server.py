@@ -1,6 +1,7 @@
 """A server that a command starts beside itself, such as a demo's: a process of its own with all its workers.
 
-The invariant: once it is closed, none of its processes is left, however it ended.
+The invariant: once it is closed, none of its processes is left, however it ended. SIGTERM and SIGHUP (the terminal was closed),
+which would end the process that started it and nothing else, close it first.
 
 Not here: what is served, and what a server is told by its environment but that it shall not inherit this one's.
 """
@@ -67,6 +68,7 @@ class ChildServer:
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"homing reads {name}")
         self._reader.start()
+        _close_at_signals(self)
 
     def __repr__(self) -> str:
         return f"<ChildServer {self.name} {self._url}>"
@@ -94,8 +96,13 @@ class ChildServer:
                 self._ready.set()
         self._ready.set()  # it ended: nobody needs to wait any longer
 
+    def terminate(self) -> None:
+        """Ask it to stop. Does not wait; nothing happens if it has ended."""
+        self._process.terminate()
+
     def close(self) -> None:
         """Safe to call twice."""
+        _open.discard(self)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is not None:
                 break
@@ -107,6 +114,30 @@ class ChildServer:
         self._reader.join(STOP_SECONDS)
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+_open: Final[set[ChildServer]] = set()
+
+
+def _close_at_signals(server: ChildServer) -> None:
+    _open.add(server)
+    if threading.current_thread() is not threading.main_thread():
+        return  # nobody else may set a handler
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Whoever has a handler of their own closes what they opened, and `nohup` has it ignored.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _close_all_and_end)
+
+
+def _close_all_and_end(number: int, frame: object) -> None:
+    """End as the signal does, once no server is left."""
+    servers = list(_open)
+    for each in servers:  # all at once, and then wait for each
+        each.terminate()
+    for each in servers:
+        each.close()
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 @contextlib.asynccontextmanager

@@ -349,8 +349,7 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
         else:
             _serve_one(config)
     finally:
-        if config.uds and os.path.exists(config.uds):
-            os.remove(config.uds)
+        config.remove_unix_socket()
 
 
 def _unless_given(option: click.Parameter) -> Any:
@@ -400,6 +399,10 @@ def _refuse_what_cannot_work(
         raise ConfigurationError(f"--port {server['port']}: use a number from 1 to 65535, or 0 for any free port")
     if server["ssl_keyfile"] and not server["ssl_certfile"]:
         raise ConfigurationError("--ssl-keyfile needs --ssl-certfile too")
+    if own["run_dir"] == "":
+        raise ConfigurationError("--run-dir is empty: name a directory, or leave it out")
+    if not own["drain_seconds"] < float("inf"):
+        raise ConfigurationError(f"--drain-timeout {own['drain_seconds']}: use a number of seconds, 0 for none")
     if own["no_sessions"]:
         unwanted = [name for name in ("sessions", "learn", "starts", "ends", "preset", "scatter") if own[name]]
         if unwanted:
@@ -414,6 +417,11 @@ def _refuse_what_cannot_work(
         raise ConfigurationError("--log-config says how lines look: leave out --log-format")
     if workers == 1:
         return
+    if server["timeout_worker_healthcheck"] < 1:
+        raise ConfigurationError(
+            f"--timeout-worker-healthcheck {server['timeout_worker_healthcheck']}: no worker answers in no time, so all would "
+            "be killed over and over; use 1 or more"
+        )
     if server.get("reload"):
         raise ConfigurationError("--reload ends every session on each change: use it with --workers 1, or leave it out")
     if server["fd"] is not None:
@@ -526,12 +534,17 @@ def _description(config: RunConfig, listener: socket.socket) -> Description:
     )
     return Description(
         pid=os.getpid(),
-        address=config.uds or f"{config.host}:{listener.getsockname()[1]}",
-        app=app,
+        address=_as_text(config.uds or f"{config.host}:{listener.getsockname()[1]}"),
+        app=_as_text(app),
         workers=config.workers,
         started=SYSTEM_CLOCK.wall(),
         version=homing.__version__,
     )
+
+
+def _as_text(given: str) -> str:
+    """What was given on the command line, where bytes that are no text stand as escapes."""
+    return given.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _serve_one(config: RunConfig) -> None:

@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 from typing import Any, Literal
 
 from uvicorn.config import HTTP_PROTOCOLS, LOG_LEVELS, LOGGING_CONFIG, Config
@@ -66,6 +67,7 @@ class RunConfig(Config):
         self.handoffs: Handoffs | None = None
         self.drain_seconds = 0.0
         self.metrics_route: str | None = None
+        self._bound_at_uds: tuple[int, int] | None = None
         self._interface_of_app: Literal["auto", "asgi3", "asgi2", "wsgi"] | None = None
         if isinstance(self.http, str) and not self.http2 and _uses_httptools(self.http):
             self.http = _PROTOCOL
@@ -172,8 +174,21 @@ class RunConfig(Config):
             StartupError: the address cannot be had; the message names it.
         """
         if self.uds is not None:
-            return _bind_unix(self.uds)
+            listener = _bind_unix(self.uds)
+            self.note_unix_socket()
+            return listener
         return _bind_tcp(self.host, self.port)
+
+    def note_unix_socket(self) -> None:
+        """Remember what was just bound at `uds`: nothing else that may lie there is ours to remove."""
+        if self.uds is not None:
+            self._bound_at_uds = _file_at(self.uds)
+
+    def remove_unix_socket(self) -> None:
+        """Remove the socket that was bound at `uds`, unless another lies there by now. Safe to call twice."""
+        bound, self._bound_at_uds = self._bound_at_uds, None
+        if self.uds is not None and bound is not None and _file_at(self.uds) == bound:
+            os.remove(self.uds)
 
     def announce_address(self, listener: socket.socket) -> None:
         """Log where a bound socket is reached, in uvicorn's words: people and tools look for them."""
@@ -191,7 +206,9 @@ class RunConfig(Config):
         Raises:
             StartupError: as `bind_socket`.
         """
-        if self.uds is None and self.fd is None:
+        if self.uds is not None:
+            _check_unix(self.uds)
+        elif self.fd is None:
             _bind_tcp(self.host, self.port).close()
 
 
@@ -201,7 +218,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     keep_alive(listener)
     try:
         listener.bind((host or "", port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError, TypeError) as error:
         listener.close()
         raise StartupError(address_line(error, host, port)) from error
     listener.set_inheritable(True)
@@ -215,18 +232,57 @@ def _bind_unix(path: str) -> socket.socket:
         os.chmod(path, 0o666)  # noqa: S103  # uvicorn's own mode for --uds, so that a proxy of another user reaches it
     except OSError as error:
         listener.close()
-        raise StartupError(
-            f"cannot serve on --uds {path}: {error.strerror or error}; remove it if no server uses it, or name another"
-        ) from error
+        raise StartupError(unix_line(error, path)) from error
     listener.set_inheritable(True)
     return listener
+
+
+def _check_unix(path: str) -> None:
+    """See that a Unix socket can be bound here. uvicorn removes any that lies there first, whoever listens at it."""
+    if not _is_left_over(path):
+        _bind_unix(path).close()
+        os.remove(path)
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether a socket lies there at which nobody listens: of a server that was killed."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.setblocking(False)
+            client.connect(path)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass  # nothing is there; or a full backlog, say
+    return False
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """What tells the file at a path from any other that lies there later; None if there is none."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def unix_line(error: OSError, path: str) -> str:
+    """The line for a Unix socket that cannot be had."""
+    what = (
+        "remove it if no server uses it, or name another"
+        if error.errno == errno.EADDRINUSE
+        else "name a path of at most 107 bytes in a directory of yours"
+    )
+    return f"cannot serve on --uds {path}: {error.strerror or error}; {what}"
 
 
 def address_line(error: Exception, host: str, port: int) -> str:
     """The line for an address that cannot be had."""
     reason = getattr(error, "strerror", None) or str(error)
     number = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError | TypeError):
         return f"cannot serve on --host {host}: it cannot be resolved ({reason}); {_HOSTS}"
     if number == errno.EADDRNOTAVAIL:
         return f"cannot serve on --host {host}: it is no address of this machine ({reason}); {_HOSTS}"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
-from multiprocessing import Pipe, connection
+from collections.abc import Iterator, Mapping
+from multiprocessing import Pipe, connection, resource_tracker
 from typing import Final
 
 from uvicorn._subprocess import get_subprocess
@@ -46,6 +46,21 @@ STOP_AFTER_DRAIN_SECONDS: Final = 5.0
 """A worker whose time to drain has been over for so long is told to stop in a way that it cannot miss."""
 
 
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Inside, SIGINT waits, and so it does in a process that is started here until that says otherwise (`WorkerServer`).
+
+    A terminal's Ctrl-C reaches the workers too, and would meet one in the middle of Python's own start, as a traceback.
+    """
+    # It lets the signal through again in whichever process starts it.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Worker:
     """A worker process. Owns the process and this end of the link; `close` once it exited. Borrows its listener.
 
@@ -60,7 +75,8 @@ class Worker:
         self._link, theirs = Pipe()
         self._carrier = carrier_of(self._link)
         self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
-        self._process.start()
+        with _interrupts_wait():
+            self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
         self._heartbeat = Heartbeat(PING_SECONDS)

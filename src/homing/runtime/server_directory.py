@@ -18,6 +18,7 @@ from homing.rundir import (
     SERVER_LOCK,
     SESSION_SOCKET_DIR_ENV,
     RunDirectory,
+    check_may_be_emptied,
     create_session_socket_dir,
     empty,
     new_worker_id,
@@ -34,7 +35,8 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
         explicit: The directory to use (`--run-dir`), else what `HOMING_SESSION_SOCKET_DIR` names, else a new one.
 
     Raises:
-        RunDirectoryError: it is not ours, too open, too long, or in use; the message says which.
+        RunDirectoryError: it is not ours, too open, too long, in use, or has what may be the user's in it; the message
+            says which.
     """
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     users_own = explicit is not None and os.path.lexists(explicit)
@@ -43,6 +45,8 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
         if not users_own:
             stack.callback(remove_run_directory, path)
         worker_socket_path(path, new_worker_id())
+        if users_own:
+            check_may_be_emptied(path)  # before anything of this server's is in it
         lock = _lock(path)
         stack.callback(os.close, lock)
         if users_own:

@@ -38,6 +38,7 @@ _NAMES = (
     "uvicorn.middleware.asgi2:ASGI2Middleware",
     "uvicorn.middleware.wsgi:WSGIMiddleware",
     # worker.py
+    "uvicorn.server:Server.capture_signals",
     "uvicorn.server:Server.handle_exit",
     "uvicorn.server:Server.run",
     "uvicorn.server:Server.startup",

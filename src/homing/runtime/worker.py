@@ -10,6 +10,7 @@ while its server goes on (`leaving.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
 from types import FrameType
@@ -30,7 +31,7 @@ from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.worker import GRACEFUL_SECONDS, current_worker
 from homing.rundir import close_after_fork
 from homing.runtime.accepting import Accepting
-from homing.runtime.config import RunConfig, address_line
+from homing.runtime.config import RunConfig, address_line, unix_line
 from homing.runtime.handoff import Handoffs
 from homing.runtime.leaving import Leave
 from homing.runtime.link import Drained, FromWorker, Leaving, Loaded, Ready, SupervisorLink, failure
@@ -73,12 +74,16 @@ class HomingServer(Server):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))  # noqa: TRY301
         except OSError as error:
             # Two servers may bind one port as long as neither listens; the second to listen finds out here.
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE and self.config.uds is None:
                 raise
             self.started = False
             await self.lifespan.shutdown()
+            if self.config.uds is not None:
+                raise StartupError(unix_line(error, self.config.uds)) from error
             raise StartupError(address_line(error, self.config.host, self.config.port)) from error
         if self.started:
+            if sockets is None:
+                self.config.note_unix_socket()
             self._open_handoffs()
             self._accepting = Accepting(
                 self.servers, self._make_protocol, tls=self.config.ssl, backlog=self.config.backlog
@@ -106,6 +111,9 @@ class HomingServer(Server):
         if self._publisher is not None:
             await self._publisher.aclose()
         await super().shutdown(sockets)
+        if sockets is None:
+            # Not at the process's end: the signal that stopped the server is raised anew, and ends it before.
+            self.config.remove_unix_socket()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signalled = True
@@ -196,6 +204,13 @@ class WorkerServer(HomingServer):
         link.on_lend, link.on_take_back, link.on_drain = accepting.lend, accepting.take_back, self.drain
         link.turn_in(asyncio.get_running_loop())
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            # What came while this process started has waited (`process.py`).
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            yield
+
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         await super().shutdown(sockets)
         if self.force_exit:
@@ -223,7 +238,10 @@ class WorkerMain:
             server.run(sockets)
         except HomingError as error:
             link.send(failure(error))
-            sys.exit(USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_FAILURE)
+            # Not `sys.exit`: a thread that the app began before it failed would keep this process, and all would wait for it.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_FAILURE)
 
 
 def _live_with_supervisor(link: SupervisorLink, server: HomingServer) -> None:

@@ -71,6 +71,13 @@ def test_many_clients_at_once(server: Served, client: Driver) -> None:
         pids |= set(tally["pids"])
 
 
+@pytest.mark.long
+def test_fifty_clients_of_either_sdk_at_once(server: Served, client: Driver) -> None:
+    """Each with all its calls, and half of them with a new connection for every request."""
+    tally = client.run(server, "--clients", "50", "--calls", "20", "--new-connections")
+    check(tally, clients=50, calls=20)
+
+
 def test_a_killed_workers_session_is_gone_within_a_second_and_new_ones_work(server: Served, client: Driver) -> None:
     tally = client.run(server, "--kill", "--calls", "3")
     assert tally["errors"] == {}

@@ -70,6 +70,22 @@ def test_a_run_directory_that_is_too_long_is_not_made(line_of: LineOf, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["sites", "episodes", "page", "board", "permits-2026"])
+def test_a_users_file_that_is_called_as_one_of_homings_stays(line_of: LineOf, tmp_path: Path, name: str) -> None:
+    """`--run-dir .`, say, in a directory with everything else of a user's; a server that has stopped had left its lock."""
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    (own / "server.lock").touch()
+    if name in ("sites", "episodes"):
+        (own / name).mkdir()
+        (own / name / "mine").touch()
+    else:
+        (own / name).touch()
+    before = sorted(own.rglob("*"))
+    assert f"has {name!r} in it, which may be yours" in line_of(APP, *TWO, "--run-dir", str(own), code=2)
+    assert sorted(own.rglob("*")) == before
+
+
 @pytest.mark.parametrize("place", ["file", "file/below", "none/below"])
 def test_a_run_directory_that_cannot_be_says_what_to_do(line_of: LineOf, tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
@@ -79,7 +95,12 @@ def test_a_run_directory_that_cannot_be_says_what_to_do(line_of: LineOf, tmp_pat
 
 
 def test_a_host_that_is_not_known_or_not_this_machines_is_not_taken_for_a_port_in_use(line_of: LineOf) -> None:
-    for host, said in (("no-such-host.invalid", "it cannot be resolved"), ("192.0.2.1", "it is no address of this")):
+    hosts = {
+        "no-such-host.invalid": "it cannot be resolved",
+        "192.0.2.1": "it is no address of this",
+        "é" * 70: "it cannot be resolved",
+    }
+    for host, said in hosts.items():
         for workers in (TWO, ("--port", "8123"), ("--port", "0")):
             line = line_of(APP, *workers, "--host", host, code=3)
             assert f"--host {host}: {said}" in line
@@ -98,6 +119,18 @@ def test_a_log_configuration_that_cannot_be_used(line_of: LineOf, tmp_path: Path
     )
 
 
-def test_a_unix_socket_path_in_use_is_named(line_of: LineOf, tmp_path: Path) -> None:
-    (tmp_path / "s").touch()
-    assert f"--uds {tmp_path / 's'}" in line_of(APP, *TWO, "--uds", str(tmp_path / "s"), code=3)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_file_at_the_path_of_a_unix_socket_is_named_and_stays(line_of: LineOf, tmp_path: Path, workers: str) -> None:
+    (tmp_path / "s").write_text("a user's")
+    options = ("--workers", workers, "--session", "cookie:visit", "--uds", str(tmp_path / "s"))
+    assert f"--uds {tmp_path / 's'}: Address already in use" in line_of(APP, *options, code=3)
+    assert (tmp_path / "s").read_text() == "a user's"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("place", ["none/s", "x" * 120])
+def test_a_unix_socket_that_cannot_be_made_is_named(line_of: LineOf, tmp_path: Path, place: str, workers: str) -> None:
+    line = line_of(APP, "--workers", workers, "--session", "cookie:visit", "--uds", str(tmp_path / place), code=3)
+    assert f"cannot serve on --uds {tmp_path / place}" in line
+    assert "at most 107 bytes" in line
+    assert list(tmp_path.iterdir()) == []

@@ -231,6 +231,27 @@ def test_a_body_that_comes_too_slowly_times_out_although_each_part_is_in_time() 
     assert failing(BodyReader(1_000, gap_seconds=60, total_seconds=0.02), turn_taking) is BodyTimeoutError
 
 
+class Looked(bytes):
+    """A part of a body that says how much of it was looked at for the beginning of a document."""
+
+    seen = 0
+
+    def lstrip(self, characters: bytes | None = None, /) -> bytes:  # type: ignore[override]
+        Looked.seen += len(self)
+        return super().lstrip(characters)
+
+
+def test_blanks_that_come_one_by_one_are_each_looked_at_once() -> None:
+    """All of them again with each cost milliseconds of the event loop for every byte that a client sent."""
+    blanks = [Looked(b" " * 5_000), *(Looked(b" ") for _ in range(500)), Looked(b"\r\n\t{"), Looked(b"}")]
+    events: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in blanks]
+    events[-1]["more_body"] = False
+    Looked.seen = 0
+    body = asyncio.run(BodyReader(10_000).read(start(), receiving(events)))
+    assert body.document == {}
+    assert Looked.seen == sum(map(len, blanks[:-1]))  # the last is of a document that has begun
+
+
 def test_a_timeout_of_the_caller_s_own_is_not_taken_for_the_client_s() -> None:
     async def run() -> None:
         async def broken() -> Message:

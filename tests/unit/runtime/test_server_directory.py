@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.errors import RunDirectoryError
-from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id
+from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id, siblings_directory
 from homing.runtime.server_directory import open_server_directory
 
 
@@ -62,3 +62,23 @@ def test_what_a_crashed_server_left_in_a_users_own_directory_is_not_believed(tmp
     with open_server_directory(str(tmp_path)):
         assert {entry.name for entry in tmp_path.iterdir()} == {SERVER_LOCK, "users.own"}
     assert (tmp_path / "users.own").exists()
+
+
+def test_workers_of_any_launcher_leave_a_users_file_that_is_called_as_one_of_homings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "mine").touch()
+    monkeypatch.setenv("HOMING_SESSION_SOCKET_DIR", str(tmp_path))
+    with pytest.raises(RunDirectoryError, match="has 'sites' in it, which may be yours"):
+        siblings_directory("an app")
+    assert (tmp_path / "sites" / "mine").exists()
+
+
+def test_what_a_killed_server_left_goes_though_it_is_called_as_everyones(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    for name in (SERVER_LOCK, f"{new_worker_id()}.life", "page", "board"):
+        (tmp_path / name).touch()
+    with open_server_directory(str(tmp_path)):
+        assert os.listdir(tmp_path) == [SERVER_LOCK]
