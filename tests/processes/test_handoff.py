@@ -323,15 +323,15 @@ def test_a_worker_to_which_nothing_can_move_serves_all_the_same() -> None:
 
 
 def test_a_moved_connection_counts_towards_the_limit_of_its_new_worker_and_not_of_the_old() -> None:
-    limit = 5
-    with two_workers("--limit-concurrency", str(limit)) as (server, one, other), contextlib.ExitStack() as stack:
+    limit = 16
+    options = ("--limit-concurrency", str(limit), "--timeout-keep-alive", "300")
+    with two_workers(*options) as (server, one, other), contextlib.ExitStack() as stack:
         here, there = one.at(), other.at()
-        mine = {one.address[1], other.address[1]}
-        # Those that were closed on the way to these two are gone at the workers too.
-        until(lambda: sum(len(accepted_by(pid, server.port) - mine) for pid in (here, there)) == 0, server)
         move(one, other.start(), there)
+        held = {pid: len(accepted_by(pid, server.port)) for pid in (here, there)}
+        assert one.address[1] in accepted_by(there, server.port) - accepted_by(here, server.port)
         answered: Counter[int] = Counter()
-        for _ in range(50):
+        for _ in range(100):
             connection = Connection(server.port)
             stack.callback(connection.close)
             status, data = connection.answer("GET", "/")
@@ -339,7 +339,7 @@ def test_a_moved_connection_counts_towards_the_limit_of_its_new_worker_and_not_o
             if status == 200:
                 answered[int(data.split()[-1])] += 1
         # uvicorn refuses the one that makes it as many as the limit.
-        assert answered == {here: limit - 1, there: limit - 1 - 2}
+        assert answered == {pid: limit - 1 - count for pid, count in held.items()}
 
 
 def test_requests_on_a_moved_connection_count_towards_its_new_workers_end() -> None:
@@ -350,14 +350,23 @@ def test_requests_on_a_moved_connection_count_towards_its_new_workers_end() -> N
         served = 0
         while (status := one.answer("POST", f"/sessions/{session}/step")[0]) == 200:
             served += 1
-            assert served < 70
+            assert served < 20_000  # it looks how many there were ten times a second
         assert status in (410, 503)
         wait_until_gone(there, 60)
         assert here in server.workers()
 
 
-def test_each_request_on_a_moved_connection_is_one_line_of_the_access_log_with_its_clients_address() -> None:
-    with two_workers("--access-log") as (server, one, other):
+def test_each_request_on_a_moved_connection_is_one_line_of_the_access_log_with_its_clients_address(
+    tmp_path: Path,
+) -> None:
+    to_stderr = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+    config = {
+        "version": 1,
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"}},
+        "loggers": dict.fromkeys(("uvicorn", "uvicorn.access", "homing"), to_stderr),
+    }
+    (tmp_path / "log.json").write_text(json.dumps(config))
+    with two_workers("--access-log", "--log-config", str(tmp_path / "log.json")) as (server, one, other):
         session = other.start()
         move(one, session, other.at())
         steps = [one.step(session) for _ in range(5)][-1]
