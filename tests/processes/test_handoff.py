@@ -240,7 +240,7 @@ def test_requests_that_name_their_session_in_the_body_move_nothing() -> None:
         here, session = one.at(), "named-in-the-body"
         body, name = json.dumps({"session": session}).encode(), {"x-session": session}
         made = json.loads(other.ask("POST", "/start", body, name))
-        for _ in range(8):
+        for _ in range(40):
             again = json.loads(one.ask("POST", "/start", body, name))
             assert (again["incarnation"], again["pid"]) == (made["incarnation"], made["pid"])
         assert made["pid"] != here
