@@ -140,9 +140,13 @@ def test_a_start_that_waited_and_an_owner_that_did_not_answer_are_counted(place:
                 assert other.getresponse().status == 504
             finally:
                 os.kill(pid, signal.SIGCONT)
-        text = until(
-            lambda: scraped(server), lambda text: counted(text, "homing_requests_total", "outcome").get("stuck")
-        )
+
+        def is_told(text: str) -> bool:
+            """Both workers have written their rows since."""
+            stuck = counted(text, "homing_requests_total", "outcome").get("stuck")
+            return bool(stuck and counted(text, "homing_queue_wait_seconds_count", "").get(""))
+
+        text = until(lambda: scraped(server), is_told)
         assert counted(text, "homing_requests_total", "outcome")["stuck"] == 1
         assert counted(text, "homing_answers_total", "code") == {"owner_timeout": 1}
         assert counted(text, "homing_queue_wait_seconds_count", "") == {"": 1}
