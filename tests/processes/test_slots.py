@@ -21,6 +21,7 @@ from tests.support.running import HOMING, ROOT, Running, environment, running, u
 from tests.support.short_connections import Clients, accepted_by, ask, listening_sockets, listens_at, not_accepted
 
 from homing.runtime.control import ask_to_drain
+from homing.watch.servers import look_at
 
 APP = "tests.processes.apps:app"
 COUNTERS = (
@@ -159,6 +160,8 @@ def test_a_worker_without_descriptors_is_lent_a_queue_once_it_has_some(tmp_path:
     with serving(*options, workers=2, env={"TEST_FAIL_IF": str(trouble)}) as server:
         first, second = server.workers()
         trouble.touch()
+        # What a worker opens for a moment as it starts, it has closed once its figures are there.
+        until(lambda: (shown := look_at(server.run_directory)) is not None and len(shown.alive) == 2, server)
         with descriptors(second, 0):
             os.kill(first, signal.SIGKILL)
             server.wait_for("a new worker could not start")
