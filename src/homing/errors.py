@@ -151,6 +151,10 @@ class SessionLimitError(UnavailableError):
     detail = "The server holds as many sessions as it may; nothing ran, so try again later."
 
 
+class WorkerFullError(SessionLimitError):
+    """The one worker where the session would have to begin has as many as it may: no wait for a place anywhere helps."""
+
+
 class OwnerBusyError(UnavailableError):
     """The owner is alive and cannot take the request now: its backlog is full, or there is no descriptor."""
 

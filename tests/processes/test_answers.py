@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from tests.support.few_descriptors import descriptors
 from tests.support.raw import CLOSE, Reply, WebSocketWire, WireError, connect
 from tests.support.recorder import body, note, read_body, receive, respond, send, start, wait
 from tests.support.staged import CANARY, SESSION, Shared, Staged, asked, call, open_staged
@@ -435,19 +435,6 @@ def test_a_full_backlog_is_503_and_neither_gone_nor_unknown(shared: Shared, paus
 
 
 # --- a server without descriptors, without its directory, without room ---
-
-
-@contextlib.contextmanager
-def descriptors(pid: int, more: int) -> Iterator[None]:
-    """The process may open so many descriptors more than it has, and no others."""
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-    free = [number for number in range(max(taken) + more + 2) if number not in taken]
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[more], hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
+import urllib.request
 from typing import Any
 
 import pytest
@@ -170,13 +172,36 @@ def test_people_see_the_workers_and_their_sessions_come_and_go(place: Place) -> 
             cell = page.locator(f".cell[title^='session {session_tag(made[0])}:']")
             expect(cell).to_have_count(1)
 
-            assert ask(server.port, "DELETE", f"/sessions/{made[0]}")[0] == 200
+            # Coloured by age and by use: what is older, and what was used longer ago, differs from what is new.
+            younger = start(server.port)
+            expect(page.locator(f".cell[title^='session {session_tag(younger)}:']")).to_have_count(1)
+            differs = """([older, younger]) => {
+                const [a, b] = [older, younger].map(tag => document.querySelector(`.cell[title^='session ${tag}:']`));
+                const of = (cell, name) => Number(cell.style.getPropertyValue(name));
+                const colours = [a, b].map(cell => getComputedStyle(cell).backgroundColor);
+                return of(a, "--hue") > of(b, "--hue") && of(a, "--shown") < of(b, "--shown") && colours[0] !== colours[1];
+            }"""
+            page.wait_for_function(differs, arg=[session_tag(made[1]), session_tag(younger)])
+            events = f"http://127.0.0.1:{server.port}/sessions/{made[1]}/events"
+            with urllib.request.urlopen(events, timeout=60) as reply:
+                assert reply.read(5) == b"data:"
+                expect(page.locator(".cells .cell.busy")).to_have_count(1)
+                expect(page.locator("#serving")).to_have_text("1")
+            expect(page.locator(".cells .cell.busy")).to_have_count(0)
+            assert ask(server.port, "DELETE", f"/sessions/{younger}")[0] == 200
             expect(page.locator(".cells .cell.ended")).to_have_count(1)
+            expect(page.locator("#sessions")).to_have_text("7")
+
+            assert ask(server.port, "DELETE", f"/sessions/{made[0]}")[0] == 200
+            expect(page.locator(".cells .cell.ended")).to_have_count(2)
             made.append(start(server.port))
-            expect(page.locator(".cells .cell")).to_have_count(8)
+            expect(page.locator(".cells .cell")).to_have_count(9)
             assert ask(server.port, "POST", "/sessions/unknown/step")[0] == 410
             expect(page.locator("#gone")).to_have_text("1")
             expect(page.locator("#gone")).to_have_class("bad")
+            # Over time: the charts have a step for each second that the page's server has seen.
+            expect(page.locator("#throughput .stroke").last).to_have_attribute("d", re.compile("^M.*L"))
+            expect(page.locator("#lost .bars")).to_have_attribute("d", re.compile("^M"))
             assert not [each for each in made if each in page.content()]
             assert (said, len(asked)) == ([], 1)  # no error, no warning of the policy's, and nobody else was asked
 

@@ -12,11 +12,13 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.running import ROOT, Running, running, until
+from tests.support.running import ROOT, Running, running, until, wait_until_gone
+from tests.support.short_connections import accepted_by
 
 from homing.runtime.handoff import MAX_MOVES
 from homing.watch.servers import look_at
@@ -50,13 +52,18 @@ class Connection:
         self.socket = self._http.sock
         self.address = self.socket.getsockname()
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        self._http.request(method, path, body)
-        with self._http.getresponse() as reply:
-            data = reply.read()
-        assert reply.status == 200, (reply.status, data)
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}) -> bytes:
+        status, data = self.answer(method, path, body, headers)
+        assert status == 200, (status, data)
         assert self._http.sock is self.socket, "the connection was closed"
         return data
+
+    def answer(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> tuple[int, bytes]:
+        self._http.request(method, path, body, headers)
+        with self._http.getresponse() as reply:
+            return reply.status, reply.read()
 
     def at(self) -> int:
         """The process that reads this connection: a request that names no session is served where it lands."""
@@ -206,6 +213,40 @@ def test_requests_sent_at_once_are_answered_in_order_whenever_the_connection_mov
     move(one, session, there)
 
 
+def test_an_upgrade_after_a_forwarded_request_is_the_sessions_and_moves_nothing(fresh: Fresh) -> None:
+    one, _, session, _, _ = fresh
+    assert one.step(session) == 1
+    key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head = (
+        f"GET /sessions/{session}/socket HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n{key}\r\n"
+    )
+    one.socket.sendall(head.encode())
+    received = b""
+    while (
+        b"\r\n\r\n" not in received or len(received.partition(b"\r\n\r\n")[2]) < 18
+    ):  # its first message, of 16 letters
+        data = one.socket.recv(65536)
+        assert data, received
+        received += data
+    assert received.startswith(b"HTTP/1.1 101 ")
+    for letter in (b"a", b"b", b"c"):  # masked with zeros
+        one.socket.sendall(b"\x81\x81\0\0\0\0" + letter)
+        assert one.socket.recv(65536) == b"\x81\x01" + letter
+
+
+def test_requests_that_name_their_session_in_the_body_move_nothing() -> None:
+    """A body may come late, and in the end belong to another session: only what the head says moves a connection."""
+    with two_workers("--session", "body:session@/start", "--start", "POST /start") as (_, one, other):
+        here, session = one.at(), "named-in-the-body"
+        body, name = json.dumps({"session": session}).encode(), {"x-session": session}
+        made = json.loads(other.ask("POST", "/start", body, name))
+        for _ in range(40):
+            again = json.loads(one.ask("POST", "/start", body, name))
+            assert (again["incarnation"], again["pid"]) == (made["incarnation"], made["pid"])
+        assert made["pid"] != here
+        assert one.at() == here
+
+
 def test_half_a_request_keeps_the_connection_where_it_is(fresh: Fresh) -> None:
     one, _, session, here, _ = fresh
     head, rest = f"POST /sessions/{session}/step HTTP/1.1\r\nhost: a\r\n".encode(), b"content-length: 0\r\n\r\n"
@@ -279,6 +320,60 @@ def test_a_worker_to_which_nothing_can_move_serves_all_the_same() -> None:
         assert server.stop() in (0, -signal.SIGTERM)
         assert len(server.find("no connection moves to this worker")) == 2
         assert "Traceback" not in server.log
+
+
+def test_a_moved_connection_counts_towards_the_limit_of_its_new_worker_and_not_of_the_old() -> None:
+    limit = 16
+    options = ("--limit-concurrency", str(limit), "--timeout-keep-alive", "300")
+    with two_workers(*options) as (server, one, other), contextlib.ExitStack() as stack:
+        here, there = one.at(), other.at()
+        move(one, other.start(), there)
+        held = {pid: len(accepted_by(pid, server.port)) for pid in (here, there)}
+        assert one.address[1] in accepted_by(there, server.port) - accepted_by(here, server.port)
+        answered: Counter[int] = Counter()
+        for _ in range(100):
+            connection = Connection(server.port)
+            stack.callback(connection.close)
+            status, data = connection.answer("GET", "/")
+            assert status in (200, 503)
+            if status == 200:
+                answered[int(data.split()[-1])] += 1
+        # uvicorn refuses the one that makes it as many as the limit.
+        assert answered == {pid: limit - 1 - count for pid, count in held.items()}
+
+
+def test_requests_on_a_moved_connection_count_towards_its_new_workers_end() -> None:
+    with two_workers("--limit-max-requests", "60", "--timeout-graceful-shutdown", "5") as (server, one, other):
+        here, there = one.at(), other.at()
+        session = other.start()
+        move(one, session, there)
+        served = 0
+        while (status := one.answer("POST", f"/sessions/{session}/step")[0]) == 200:
+            served += 1
+            assert served < 20_000  # it looks how many there were ten times a second
+        assert status in (410, 503)
+        wait_until_gone(there, 60)
+        assert here in server.workers()
+
+
+def test_each_request_on_a_moved_connection_is_one_line_of_the_access_log_with_its_clients_address(
+    tmp_path: Path,
+) -> None:
+    to_stderr = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+    config = {
+        "version": 1,
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"}},
+        "loggers": dict.fromkeys(("uvicorn", "uvicorn.access", "homing"), to_stderr),
+    }
+    (tmp_path / "log.json").write_text(json.dumps(config))
+    with two_workers("--access-log", "--log-config", str(tmp_path / "log.json")) as (server, one, other):
+        session = other.start()
+        move(one, session, other.at())
+        steps = [one.step(session) for _ in range(5)][-1]
+        line = rf'{one.address[0]}:{one.address[1]} - "POST /sessions/{session}/step HTTP/1.1" 200'
+        assert len(server.wait_for(line, steps)) == steps
+        assert server.stop() in (0, -signal.SIGTERM)
+        assert len(server.find(f"/sessions/{session}/step")) == steps
 
 
 def test_an_idle_moved_connection_is_closed_in_time() -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from tests.processes.test_watch import APP, ask, place, start, two_workers, until
 from tests.support.running import ROOT, Running, refused
+
+from homing.placement.board import ROW_BYTES, SLOTS, WAITING
+from homing.rundir import BOARD_NAME
 
 __all__ = ["place"]
 
@@ -99,6 +103,69 @@ def test_a_connection_that_moved_is_counted_as_handed_off(place: Place) -> None:
             before = counted(found, "homing_requests_total", "outcome")["handed_off"]
         moved = counted(found, "homing_connections_moved_total", "direction")
         assert moved["given"] == before
+
+
+def test_connections_that_leaving_workers_give_away_are_no_requests(place: Place) -> None:
+    """What a counter says never goes back: a connection that moves as its worker leaves follows no request."""
+    with measured(place) as server, contextlib.ExitStack() as stack:
+        for _ in range(8):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            stack.callback(connection.close)
+            connection.request("GET", "/")
+            assert connection.getresponse().read()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted")
+        server.wait_for(r"worker \[\d+\] has stopped", 2)
+        text = until(lambda: scraped(server), lambda text: counted(text, "homing_workers", "")[""] == 2)
+        assert counted(text, "homing_connections_moved_total", "direction")["given"] >= 8
+        outcomes = counted(text, "homing_requests_total", "outcome")
+        assert {name for name, count in outcomes.items() if count} == {"local"}
+        assert outcomes["local"] == 8
+        assert all(sample.value >= 0 for family in families(text).values() for sample in family.samples)
+
+
+def test_a_start_that_waited_and_an_owner_that_did_not_answer_are_counted(place: Place) -> None:
+    limits = ("--max-sessions", "1", "--queue", "60", "--owner-timeout", "0.5", "--no-handoff")
+    with measured(place, *limits) as server, ThreadPoolExecutor(1) as waiting:
+        first = start(server.port)
+        second = waiting.submit(start, server.port)
+        until(lambda: starts_that_wait(server), lambda count: count == 1)
+        assert ask(server.port, "DELETE", f"/sessions/{first}")[0] == 200
+        session = second.result(60)
+        pid = json.loads(ask(server.port, "POST", f"/sessions/{session}/step")[1])["pid"]
+        with contextlib.closing(connected_elsewhere(server, pid)) as other:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                other.request("POST", f"/sessions/{session}/step")
+                assert other.getresponse().status == 504
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        def is_told(text: str) -> bool:
+            """Both workers have written their rows since."""
+            stuck = counted(text, "homing_requests_total", "outcome").get("stuck")
+            return bool(stuck and counted(text, "homing_queue_wait_seconds_count", "").get(""))
+
+        text = until(lambda: scraped(server), is_told)
+        assert counted(text, "homing_requests_total", "outcome")["stuck"] == 1
+        assert counted(text, "homing_answers_total", "code") == {"owner_timeout": 1}
+        assert counted(text, "homing_queue_wait_seconds_count", "") == {"": 1}
+        assert counted(text, "homing_queue_wait_seconds_sum", "")[""] > 0
+
+
+def starts_that_wait(server: Running) -> int:
+    board = (Path(server.run_directory) / BOARD_NAME).read_bytes()
+    return sum(int.from_bytes(board[slot * ROW_BYTES + WAITING * 8 :][:8], "little") for slot in range(SLOTS))
+
+
+def connected_elsewhere(server: Running, pid: int) -> http.client.HTTPConnection:
+    """A connection that another worker than that has accepted."""
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/")
+        if int(connection.getresponse().read().split()[-1]) != pid:
+            return connection
+        connection.close()
 
 
 def test_every_worker_answers_the_route_with_the_same_and_no_app_sees_it(place: Place) -> None:

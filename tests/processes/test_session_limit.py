@@ -9,15 +9,16 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 from tests.support.raw import Reply, Wire
 from tests.support.recorder import note, read_body, respond, wait
 from tests.support.staged import SESSION, Staged, asked, call, open_staged
 
-from homing.placement.board import ROW_BYTES, SLOTS, WAITING
+from homing.placement.board import BEAT_SECONDS, DRAINS, ROW_BYTES, SLOTS, TICKET, WAITING, Board
+from homing.rundir import RunDirectory, new_worker_id
 
 OPTIONS = (*SESSION, "--start", "POST /start", "--end", "POST /end", "--no-handoff", "--no-access-log")
 
@@ -239,6 +240,172 @@ def test_a_worker_that_stands_still_in_the_queue_holds_up_nobody() -> None:
             # It goes on, and has its turn as soon as there is room.
             assert (await post(wires[first], behind, case, "/end")).status == 200
             assert (await ahead).status == 200
+
+    asyncio.run(test())
+
+
+async def began_and_ended(wire: Wire, session: str, case: str) -> None:
+    for path in ("/start", "/end"):
+        assert (await post(wire, session, case, path)).status == 200
+
+
+def test_a_start_of_a_session_that_ended_at_another_worker_waits_as_any_other_and_begins_there() -> None:
+    async def test() -> None:
+        options = ("--max-sessions", "1", "--queue", "60", "--place", "accepting")
+        async with limited(*options) as (server, wires, case), server.wires() as more:
+            (at, first), (other, second) = wires.items()
+            again, holder, later = server.new_session(), server.new_session(), server.new_session()
+            await began_and_ended(first, again, case)
+            assert (await post(second, holder, case)).status == 200
+            # It is known at the first worker, and arrives at the second, which holds the only place.
+            waiting = asyncio.create_task(post(more[other], again, case))
+            await waits(server, 1)
+            behind = asyncio.create_task(post(more[at], later, case))
+            await waits(server, 2)
+            assert (await post(second, again, case, "/end")).status == 200  # which begins nothing
+            assert (await post(first, holder, case, "/end")).status == 200
+            assert (await waiting).status == 200
+            assert server.stage.performances(case)[-1].pid == at
+            assert not behind.done()
+            # It counts now: the place is its own until it ends.
+            assert (await post(second, again, case)).status == 200
+            assert (await post(second, again, case, "/end")).status == 200
+            assert (await behind).status == 200
+
+    asyncio.run(test())
+
+
+def test_without_a_queue_a_start_of_a_session_that_ended_elsewhere_is_refused_over_the_limit() -> None:
+    async def test() -> None:
+        async with limited("--max-sessions", "1", "--place", "accepting") as (server, wires, case):
+            first, second = wires.values()
+            again, holder = server.new_session(), server.new_session()
+            await began_and_ended(first, again, case)
+            assert (await post_until_taken(second, holder, case)).status == 200
+            for wire in (first, second):
+                assert is_refused(await post(wire, again, case))
+                assert (await post(wire, holder, case)).status == 200
+            assert (await post(first, holder, case, "/end")).status == 200
+            assert (await post_until_taken(second, again, case)).status == 200
+            assert is_refused(await post(second, server.new_session(), case))
+
+    asyncio.run(test())
+
+
+def test_a_start_of_a_session_that_ended_elsewhere_overtakes_nobody_though_there_is_room() -> None:
+    async def test() -> None:
+        options = ("--max-sessions", "3", "--queue", "60", "--place", "accepting")
+        async with limited(*options) as (server, wires, case):
+            first, second = wires.values()
+            again = server.new_session()
+            await began_and_ended(first, again, case)
+            with somebody_waits(server) as let_go:
+                waiting = [asyncio.create_task(post(wire, again, case)) for wire in (second, first)]
+                await waits(server, 3)
+                assert not any(each.done() for each in waiting)
+                let_go()
+                assert [(await each).status for each in waiting] == [200, 200]
+
+    asyncio.run(test())
+
+
+@contextmanager
+def somebody_waits(server: Staged) -> Iterator[Callable[[], None]]:
+    """As one more worker that takes no sessions, and at which a start has waited for longer than all others."""
+    identifier = new_worker_id()
+    with RunDirectory.open(str(server.run_directory)) as directory, ExitStack() as stack:
+        stack.callback(directory.hold_life(identifier).close)
+        board = Board(directory, identifier, "")
+        stack.callback(board.close)
+        board[DRAINS], board[TICKET], board[WAITING] = 1, 1, 1
+        beat = asyncio.get_running_loop().create_task(_beat(board))
+        stack.callback(beat.cancel)
+
+        def let_go() -> None:
+            board[TICKET] = board[WAITING] = 0
+
+        yield let_go
+
+
+async def _beat(board: Board) -> None:
+    while True:
+        board.beat(0.0)
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+@pytest.mark.parametrize("place", ["accepting", "balanced"])
+def test_adopted_and_learned_sessions_are_never_refused_and_count(place: str) -> None:
+    async def test() -> None:
+        options = ("--unowned", "adopt", "--max-sessions", "3", "--place", place)
+        async with limited(*options) as (server, wires, case):
+            first, second = wires.values()
+
+            async def adopted(wire: Wire) -> str:
+                session = server.new_session()
+                assert (await post(wire, session, case, "/step")).status == 200
+                return session
+
+            async def learned(wire: Wire) -> str:
+                """Made by the app for a request that is no declared start, and named in its reply."""
+                session = server.new_session()
+                makes = server.script(read_body(), *respond(200, [(b"x-session", session.encode())]))
+                assert (await call(wire, None, makes, method="POST", path="/step", body=b"")).status == 200
+                return session
+
+            there = [await adopted(first), await adopted(second), await learned(first)]
+            assert is_refused(await post(second, server.new_session(), case))
+            # Over the limit by now, and still nobody is told so but who declares a start.
+            there += [await adopted(second), await learned(second), await learned(first)]
+            for wire in (first, second):
+                assert is_refused(await post(wire, server.new_session(), case))
+                for session in there:
+                    assert (await post(wire, session, case, "/step")).status == 200
+            for session in there[3:]:
+                assert is_refused(await post(first, server.new_session(), case))
+                assert (await post(first, session, case, "/end")).status == 200
+            assert is_refused(await post(second, server.new_session(), case))
+            assert (await post(second, there[0], case, "/end")).status == 200
+            assert (await post_until_taken(first, server.new_session(), case)).status == 200
+            assert is_refused(await post(second, server.new_session(), case))
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("place", ["accepting", "balanced"])
+def test_a_worker_at_its_own_limit_begins_no_ended_session_anew_wherever_the_start_arrives(place: str) -> None:
+    async def test() -> None:
+        options = ("--max-sessions-per-worker", "1", "--place", place)
+        async with limited(*options) as (server, wires, case):
+            (at, first), (_, second) = wires.items()
+            again, held = server.new_session(), server.new_session()
+            await began_and_ended(first, again, case)
+            assert (await post_until_taken(first, held, case)).status == 200
+            assert server.stage.performances(case)[-1].pid == at
+            for wire in (first, second):
+                assert is_refused(await post(wire, again, case))
+            # Others, which may begin anywhere, find the room that is left.
+            assert (await post(second, server.new_session(), case)).status == 200
+
+    asyncio.run(test())
+
+
+def test_who_has_to_begin_at_a_full_worker_is_refused_at_once_and_holds_up_nobody() -> None:
+    async def test() -> None:
+        options = ("--max-sessions-per-worker", "1", "--queue", "60", "--place", "balanced")
+        async with limited(*options) as (server, wires, case), server.wires() as more:
+            first, second = wires.values()
+            again = server.new_session()
+            await began_and_ended(first, again, case)
+            held = [server.new_session(), server.new_session()]
+            assert [(await post(first, each, case)).status for each in held] == [200, 200]
+            for wire in (first, second):
+                assert is_refused(await post(wire, again, case))
+            waiting = asyncio.create_task(post(next(iter(more.values())), server.new_session(), case))
+            await waits(server, 1)
+            for wire in (first, second):
+                assert is_refused(await post(wire, again, case))
+            assert (await post(first, held[1], case, "/end")).status == 200
+            assert (await waiting).status == 200
 
     asyncio.run(test())
 

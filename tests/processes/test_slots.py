@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.forwarding.setups import free_port
+from tests.support.few_descriptors import descriptors
 from tests.support.running import HOMING, ROOT, Running, environment, running, until, wait_until_gone
 from tests.support.short_connections import Clients, accepted_by, ask, listening_sockets, listens_at, not_accepted
 
 from homing.runtime.control import ask_to_drain
+from homing.watch.servers import look_at
 
 APP = "tests.processes.apps:app"
 COUNTERS = (
@@ -148,6 +150,29 @@ def test_a_dead_workers_queue_is_served_though_no_replacement_can_start(tmp_path
         trouble.unlink()
         server.wait_for("Application startup complete", 3)
         answers(server, QUEUED)
+
+
+@linux
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_worker_without_descriptors_is_lent_a_queue_once_it_has_some(tmp_path: Path, loop: str) -> None:
+    trouble = tmp_path / "trouble"
+    options = (APP, *SESSIONS, "--loop", loop)
+    with serving(*options, workers=2, env={"TEST_FAIL_IF": str(trouble)}) as server:
+        first, second = server.workers()
+        trouble.touch()
+        # What a worker opens for a moment as it starts, it has closed once its figures are there.
+        until(lambda: (shown := look_at(server.run_directory)) is not None and len(shown.alive) == 2, server)
+        with descriptors(second, 0):
+            os.kill(first, signal.SIGKILL)
+            server.wait_for("a new worker could not start")
+            server.wait_for("cannot accept connections that wait for another worker: no descriptor is left")
+            # It is lent it again and again, which the log says once.
+            server.wait_for("a new worker could not start", 2)
+        # Whatever it could not be lent, its supervisor is there, and so is it.
+        answers(server, QUEUED)
+        assert second in server.workers()
+        assert len(server.find("cannot accept connections that wait")) == 1
+        assert not server.find("the supervisor is gone")
 
 
 @linux

@@ -88,6 +88,7 @@ def two_workers(place: dict[str, str | None], *options: str) -> Iterator[Running
 
 
 def test_ps_shows_what_a_servers_workers_have_done(place: dict[str, str | None]) -> None:
+    began = time.monotonic()
     with two_workers(place) as server:
         sessions = [start(server.port) for _ in range(12)]
         for session in sessions:
@@ -112,7 +113,38 @@ def test_ps_shows_what_a_servers_workers_have_done(place: dict[str, str | None])
             assert shown.returncode == 0, shown.stderr
             assert all(str(pid) in shown.stdout for pid in server.workers())
         listed = homing("ps", env={**place, "COLUMNS": "160"})
-        assert re.search(rf"127\.0\.0\.1:{port} .*2/2", listed.stdout), listed.stdout
+        sums = rf"11 \(\d+\+\d+\) +73 +{found['forwarded']} +{found['handoffs']} +1 +\d+ s"
+        row = rf"127\.0\.0\.1:{port} +tests\.support\.counter_app:app +2/2 +{sums}"
+        assert re.search(row, listed.stdout), listed.stdout
+        assert 0 < found["uptime_seconds"] < time.monotonic() - began
+
+
+def test_connections_that_moved_are_shown_where_they_went(place: dict[str, str | None]) -> None:
+    with two_workers(place) as server:
+        session, port = start(server.port), str(server.port)
+        found = documents(place, port)[0]
+        while not found["handoffs"]:  # until a connection was accepted by the other worker
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
+                for _ in range(6):
+                    connection.request("POST", f"/sessions/{session}/step")
+                    pid = json.loads(connection.getresponse().read())["pid"]
+                found = documents(place, port)[0]
+        [found] = until(
+            lambda: documents(place, port),
+            lambda found: sum(each["adopted"] for each in found[0]["workers"]) == found[0]["handoffs"],
+        )
+        by_pid = {each["pid"]: each for each in found["workers"]}
+        assert by_pid.pop(pid)["adopted"] == found["handoffs"]
+        assert [each["given"] for each in by_pid.values()] == [found["handoffs"]]
+
+
+def test_a_server_on_a_unix_socket_is_shown_and_named_by_it(place: dict[str, str | None], tmp_path: Path) -> None:
+    path = str(tmp_path / "public")
+    with running(*APP, "--workers", "2", "--uds", path, cwd=ROOT, env=place) as server:
+        server.wait_for("all 2 workers are ready")
+        [found] = documents(place, path)
+        assert (found["address"], found["pid"]) == (path, server.process.pid)
+        assert path in homing("ps", env=place).stdout
 
 
 def test_a_dead_workers_counters_stay_and_its_sessions_go(place: dict[str, str | None]) -> None:
@@ -172,9 +204,25 @@ def test_a_killed_server_is_not_shown(place: dict[str, str | None]) -> None:
 
 def test_top_shows_requests_per_second_and_ends_when_told(place: dict[str, str | None]) -> None:
     with two_workers(place) as server:
-        done = homing("top", str(server.port), "--seconds", "2.5", env={**place, "COLUMNS": "200"})
+        over = threading.Event()
+
+        def use() -> None:
+            while not over.is_set():
+                ask(server.port, "GET", "/")
+
+        using = threading.Thread(target=use)
+        using.start()
+        try:
+            done = homing("top", str(server.port), "--seconds", "4.5", env={**place, "COLUMNS": "200"})
+        finally:
+            over.set()
+            using.join()
         assert done.returncode == 0, done.stderr
-        assert "per s" in done.stdout
+        [head] = [line for line in done.stdout.splitlines() if line.startswith("worker ")]
+        column = head.replace("per s", "per-s").split().index("per-s")
+        rows = [line.split() for line in done.stdout.splitlines() if re.match("[0-9a-f]{8} ", line)]
+        assert len(rows) == 2, done.stdout
+        assert sum(int(row[column].replace(",", "")) for row in rows) > 0, done.stdout
         lines = homing("top", "--json", str(server.port), "--seconds", "1.5", env=place).stdout.splitlines()
         assert len(lines) >= 2
         assert json.loads(lines[-1])[0]["pid"] == server.process.pid

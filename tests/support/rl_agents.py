@@ -77,7 +77,8 @@ def said(response: dict[str, Any]) -> list[str]:
 
 
 def echo() -> EchoAgent:
-    return EchoAgent(name="echo", close_retry_window_seconds=2.0, resources_url=os.environ.get("TEST_RESOURCES_URL"))
+    window = float(os.environ.get("TEST_CLOSE_RETRY_WINDOW", "2"))
+    return EchoAgent(name="echo", close_retry_window_seconds=window, resources_url=os.environ.get("TEST_RESOURCES_URL"))
 
 
 class SandboxedAgent(EchoAgent):

@@ -276,7 +276,9 @@ def resources_app(clock: ManualClock) -> FastAPI:
     return app
 
 
-def install_resources(app: FastAPI, socket_dir: str | None, clock: ManualClock, **settings: Any) -> str | None:
+def install_resources(
+    app: FastAPI, socket_dir: str | Callable[[], str] | None, clock: ManualClock, **settings: Any
+) -> str | None:
     settings.setdefault("drop", lambda session_id: app.state.resources.sessions.pop(session_id, None))
     return install_session_routing(
         app,
@@ -309,6 +311,9 @@ class Agent:
 
     def holds_agent_session(self, agent_session_id: str) -> bool:
         return agent_session_id in self.records
+
+    def ended_agent_sessions(self) -> set[str]:
+        return {each for each, record in self.records.items() if record["state"] != "open"}
 
     def use_agent_session_owners(self, owners: OwnershipReleaser) -> None:
         self.owners = owners

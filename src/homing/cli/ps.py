@@ -123,6 +123,7 @@ class _Watched:
     def __init__(self, name: str | None) -> None:
         self._path = find_server(name).path if name else None
         self._before: dict[str, Figures] = {}
+        self._per_second: dict[str, float] = {}
 
     def _look(self) -> list[Server]:
         servers = running_servers()
@@ -136,17 +137,17 @@ class _Watched:
         if not servers:
             return Text(_NONE)
         now = time.time()
-        tables = [workers_table(each, now, self._rates(each)) for each in servers]
-        self._before = {figures.worker: figures for each in servers for figures in each.alive}
-        return Group(*tables)
+        for figures in (figures for each in servers for figures in each.alive):
+            self._note(figures)
+        return Group(*(workers_table(each, now, self._per_second) for each in servers))
 
-    def _rates(self, server: Server) -> dict[str, float]:
-        rates = {}
-        for figures in server.alive:
-            before = self._before.get(figures.worker)
-            if before is not None and figures.written > before.written:
-                rates[figures.worker] = (figures.served - before.served) / (figures.written - before.written)
-        return rates
+    def _note(self, figures: Figures) -> None:
+        """Its rate, once it has said something new; until then what was seen last."""
+        before = self._before.get(figures.worker)
+        if before is not None and figures.written > before.written:
+            self._per_second[figures.worker] = (figures.served - before.served) / (figures.written - before.written)
+        if before is None or figures.written > before.written:
+            self._before[figures.worker] = figures
 
 
 def as_document(server: Server, now: float) -> dict[str, Any]:

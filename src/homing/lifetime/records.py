@@ -7,7 +7,7 @@ Not here: lifetimes of a generic app's sessions (`window`), and the servers them
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from homing.clock import SYSTEM_CLOCK, Clock
@@ -204,7 +204,12 @@ class OwnershipReleaser(Protocol):
 
 
 class AgentSessionHolder(Protocol):
-    """An agent server, whose sessions are owned by `agent_session_id` across workers."""
+    """An agent server, whose sessions are owned by `agent_session_id` across workers.
+
+    One that also has a method `ended_agent_sessions()` gives by it, cheaply, the IDs of those that it only remembers, closed
+    ones and failed seeds: they take no place under a limit, and nobody waits for their end. Of any other agent every record
+    counts as a session until it is dropped.
+    """
 
     def holds_agent_session(self, agent_session_id: str) -> bool:
         """Whether this worker still keeps any record of the session, open, failed or closed."""
@@ -228,6 +233,7 @@ class AgentSessionLifetimes:
 
     def __init__(self, agent: AgentSessionHolder, starts: tuple[str, ...] = ()) -> None:
         self._agent = agent
+        self._ended: Callable[[], Collection[str]] | None = getattr(agent, "ended_agent_sessions", None)
         self._starts = Routes.parse(starts, rollout_prefix=True)
 
     @property
@@ -252,6 +258,14 @@ class AgentSessionLifetimes:
 
     def postpone(self, seconds: float) -> None:
         """Nothing: see the class."""
+
+    def seen(self, session_id: str) -> Seen | None:
+        """Whether the session has ended; None if the agent does not say. Since when it is unused nobody knows."""
+        return None if self._ended is None else Seen(session_id in self._ended(), None)
+
+    def count_ended(self) -> int:
+        """How many of the agent's sessions have ended, and are remembered."""
+        return 0 if self._ended is None else len(self._ended())
 
     def sweep(self) -> list[str]:
         """Let the agent drop what has expired; it releases those sessions itself."""

@@ -152,10 +152,10 @@ def succeeded(scope: Scope, status: int | None) -> bool:
 
 
 class Seen(NamedTuple):
-    """A session as its lifetime is: whether it has ended, and is in its window; and since when no request came."""
+    """A session as its lifetime is: whether it has ended, and is in its window; and since when no request came, if known."""
 
     ended: bool
-    unused_seconds: float
+    unused_seconds: float | None
 
 
 def _nobody(session_id: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from homing.errors import RunDirectoryError
+from homing.errors import DirectoryError, RunDirectoryError
 from homing.placement.board import (
     BEAT_SECONDS,
     DRAINS,
@@ -141,6 +141,7 @@ class Placement:
         self.board[IN_FLIGHT] = in_flight
         if self.permits is not None:
             self.permits.keep(live)
+            self._settle()
 
     def drain(self) -> None:
         """From now on no start is placed here, and one that arrives here goes elsewhere if it can."""
@@ -172,8 +173,9 @@ class Placement:
     def _settle(self) -> None:
         """Sessions that did not come by a declared start count too, as far as there are permits."""
         permits = self.permits
-        while permits is not None and len(permits) < self._live and permits.take():
-            pass
+        with contextlib.suppress(DirectoryError):  # the kernel has no more locks: at the next time perhaps
+            while permits is not None and len(permits) < self._live and permits.take():
+                pass
 
     # --- where a start runs ---
 

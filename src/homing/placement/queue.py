@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from homing.errors import SessionLimitError
+from homing.errors import SessionLimitError, WorkerFullError
 from homing.histogram import Histogram
 from homing.placement.board import STUCK_SECONDS, TICKET, WAITING, Board, Other
 
@@ -108,10 +108,13 @@ class Queue:
 
         Raises:
             SessionLimitError: there was no room in time; or the queue is full, this worker stops, or the client has left.
+            WorkerFullError: as `attempt` raises it, at once: who waits for one worker would hold up those behind it.
         """
         start.allowed = not self._somebody_waits()
         try:
             return await attempt()
+        except WorkerFullError:
+            raise
         except SessionLimitError:
             if not self._wait_seconds or self._closed:
                 raise
@@ -126,6 +129,8 @@ class Queue:
                 start.allowed, start.placed = True, False
                 try:
                     return await attempt()
+                except WorkerFullError:
+                    raise
                 except SessionLimitError:
                     if not start.came:
                         raise

@@ -15,7 +15,7 @@ from homing.lifetime.records import AgentSessionHolder, AgentSessionLifetimes, R
 from homing.placement import PlacementOptions
 from homing.routing.answers import ErrorReply
 from homing.routing.middleware import SessionRoutingMiddleware
-from homing.routing.route import Policy
+from homing.routing.policy import Policy
 from homing.routing.sticky import CLOSE_RETRY_WINDOW_SECONDS
 from homing.routing.sweeper import sweep_interval
 from homing.routing.worker import Worker

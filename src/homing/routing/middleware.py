@@ -26,6 +26,8 @@ from homing.lifetime import ENDED_SCOPE_KEY
 from homing.lifetime.base import SessionLifetimes
 from homing.routing.answers import answer
 from homing.routing.lifespan import run_lifespan
+from homing.routing.notes import named_from
+from homing.routing.policy import Policy
 from homing.routing.request import (
     REQUEST_SCOPE_KEY,
     SESSION_ACQUIRE_SCOPE_KEY,
@@ -33,7 +35,7 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
-from homing.routing.route import LOOKS, Policy, Routing, enter_here, forward_at_once, named_from, owned_elsewhere
+from homing.routing.route import LOOKS, Routing, enter_here, forward_at_once, owned_elsewhere
 from homing.routing.worker import Worker, fresh_worker_id
 from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
 
@@ -112,6 +114,7 @@ class SessionRoutingMiddleware:
             app=self._app_name,
             drop=self._drop,
             placing=self.policy.placing,
+            limited=self.policy.max_sessions is not None,
         )
         await worker.open(
             self._entry or self,
@@ -218,6 +221,8 @@ class SessionRoutingMiddleware:
                 undecided.mine()
             if self.worker is not None:
                 self.worker.answers[error.code] += 1
+                if hop is not None:
+                    self.worker.peer_answers[error.code] += 1
             policy = self.policy
             await answer(
                 error,

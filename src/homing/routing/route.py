@@ -9,9 +9,7 @@ Not here: what the decision is (`decision.py`, a plain function), and running th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, assert_never, cast
+from typing import Final, assert_never
 
 from homing.directory import SessionOwners
 from homing.errors import (
@@ -22,13 +20,14 @@ from homing.errors import (
     SessionGoneError,
     SessionLimitError,
     SessionMovingError,
+    WorkerFullError,
 )
 from homing.forwarding.base import Hop
 from homing.forwarding.replay import Replayable
-from homing.identity import Named, named_only
-from homing.placement import PlacementOptions
-from homing.routing.answers import ErrorReply, GoneReply
+from homing.identity import Named
 from homing.routing.decision import Acquire, Forward, Gone, Moving, NotMine, Serve, ServeUnowned, Unowned, decide
+from homing.routing.notes import note_of, note_of_a_later_one, says_others_wait
+from homing.routing.policy import Policy, nothing
 from homing.routing.request import RoutedRequest, new_session_id
 from homing.routing.starts import StartOnItsWay
 from homing.routing.worker import Worker
@@ -36,44 +35,6 @@ from homing.types import Reason, Receive, Scope, Send, SessionId, WorkerId, sess
 
 LOOKS: Final = 3
 """How often a request's owner is looked up: once, and at most twice more after *not mine* or *refused*."""
-
-
-def _nothing(scope: Scope, status: int) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a server treats its sessions.
-
-    Attributes:
-        adopts: A session that nobody owns is served where its request lands; else it is *gone*.
-        sees_use: The app shows whether it used the session (`RoutedRequest.used`); else the reply's status tells.
-        gone_status, gone_reply: The shape of *gone*.
-        error_reply: The shape of every error; `gone_reply` goes before it.
-        max_sessions: Over it, at one worker, a declared start is refused. Sessions that have ended do not count, starts under
-            way do.
-        placing: How new sessions are placed, and limited over all workers; None: they begin where they arrive.
-        unnamed_start: Told the scope and status of a start that succeeded, and named no session.
-        scatter: Test mode: every request first lands on a wrong worker.
-        owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
-        lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
-    """
-
-    adopts: bool = True
-    sees_use: bool = False
-    gone_status: int | None = None
-    gone_reply: GoneReply | None = None
-    error_reply: ErrorReply | None = None
-    max_sessions: int | None = None
-    placing: PlacementOptions | None = None
-    unnamed_start: Callable[[Scope, int], object] = _nothing
-    scatter: bool = False
-    owner_timeout_seconds: float = 30.0
-    graceful_seconds: float | None = None
-    sweep_seconds: float = 30.0
-    backlog: int = 2048
-    lifespan_required: bool = False
 
 
 def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
@@ -86,7 +47,7 @@ def enter_here(worker: Worker, named: Named) -> RoutedRequest | None:
     """
     session_id = named.session_id
     # A start may have to wait where there is a limit; one of a session that has ended counts as a new one.
-    if session_id is None or named.start_path_key is not None or (named.start and worker.placement is not None):
+    if session_id is None or named.start_path_key is not None or (named.start and worker.looks_at_starts):
         return None
     entry = worker.owners.try_enter(session_id)
     return None if entry is None else RoutedRequest(worker, named, session_id, entry)
@@ -99,7 +60,7 @@ def owned_elsewhere(worker: Worker, named: Named) -> WorkerId | None:
         DirectoryError: the record cannot be read, or names no worker of this boot.
     """
     session_id, owners = named.session_id, worker.owners
-    if session_id is None or owners.mine(session_id):
+    if session_id is None or owners.mine(session_id) or (named.start and worker.placement is not None):
         return None
     owner = owners.owner(session_id)
     return None if owner == worker.id else owner
@@ -141,6 +102,7 @@ class Routing:
     __slots__ = (
         "_hop",
         "_named",
+        "_others_wait",
         "_policy",
         "_reason",
         "_scope",
@@ -166,6 +128,7 @@ class Routing:
         self._named = named
         self._hop = hop
         self._reason = None if hop is None else hop.reason
+        self._others_wait = hop is not None and says_others_wait(hop.note)
         self._scope = scope
         self._send = send
         self.receive = receive
@@ -202,16 +165,12 @@ class Routing:
             return await start.in_turn(lambda: self._settled(looks))
         try:
             return await self._settled(looks)
+        except WorkerFullError:
+            raise
         except SessionLimitError:
-            if self._reason is not Reason.PLACED or self._holds_its_path_key():
-                raise
-            # Its sender knows of other workers, or has it wait.
+            # Its sender knows of other workers, or has it wait, or refuses it.
             self._not_mine()
             return None
-
-    def _holds_its_path_key(self) -> bool:
-        key = self._named.start_path_key
-        return key is not None and self._worker.path_keys.owners.mine(key)
 
     async def _settled(self, looks: int) -> RoutedRequest | None:
         named = self._named
@@ -245,7 +204,7 @@ class Routing:
                 else:
                     if begins_anew:
                         # It has ended until its reply says otherwise, and takes a place all the while.
-                        request.take_place(_nothing)
+                        request.take_place(nothing)
                     return request
             decision = decide(
                 owner=owners.owner(session_id),
@@ -287,9 +246,9 @@ class Routing:
     def _begins_anew(self, session_id: SessionId) -> bool:
         """Whether a start finds its session ended, in its close retry window: then it is a new one, for the limit."""
         worker = self._worker
-        if worker.placement is None or not self._named.start or not worker.has_ended(session_id):
+        if not (self._named.start and worker.looks_at_starts and worker.has_ended(session_id)):
             return False
-        self._check_limit()
+        self._check_limit(anew=True)
         return True
 
     def _acquire(self, request: RoutedRequest, session_id: SessionId) -> WorkerId | None:
@@ -298,7 +257,12 @@ class Routing:
         Returns this worker if that is done; another worker if it holds the path key, so the start belongs there; None if
         another worker was quicker and the record has to be looked at again.
         """
-        self._check_limit()
+        try:
+            self._check_limit()
+        except SessionLimitError:
+            if (holder := self._holder_elsewhere()) is None:
+                raise
+            return holder
         try:
             return self._acquire_here(request, session_id)
         finally:
@@ -322,6 +286,12 @@ class Routing:
             raise
         owners.release(session_id, why=None)
         return holder
+
+    def _holder_elsewhere(self) -> WorkerId | None:
+        """The other worker that holds the start's path key, where it is to run, whatever room there is here."""
+        key, worker = self._named.start_path_key, self._worker
+        holder = None if key is None else worker.path_keys.owners.owner(key)
+        return None if holder is None or holder == worker.id or worker.run_directory.is_dead(holder) else holder
 
     def _bind_path_key(self, session_id: SessionId) -> WorkerId:
         key = self._named.start_path_key
@@ -369,11 +339,12 @@ class Routing:
     async def _send_to_named(self, named: WorkerId) -> None:
         try:
             handled = await self._worker.forwarder.forward(
-                named, Reason.NAMED, note_of(self._named), self._scope, self._kept(), self._send
+                named, Reason.NAMED, self._note(), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
             raise SessionGoneError(f"worker {named}, which the request names, has exited") from error
         if not handled:
+            self._check_room_at(named)
             raise SessionMovingError(f"worker {named}, which the request names, did not take it")
 
     def _serve_nameless(self) -> RoutedRequest:
@@ -398,14 +369,30 @@ class Routing:
         """True: handled there. False: not delivered, and the record has to be looked at again."""
         try:
             handled = await self._worker.forwarder.forward(
-                owner, reason, note_of(self._named), self._scope, self._kept(), self._send
+                owner, reason, self._note(), self._scope, self._kept(), self._send
             )
         except OwnerRefusedError as error:
             _check_not_gone(records, key, owner, error)
             return False
-        if handled and reason is Reason.OWNED:
+        if not handled:
+            if records.owner(key) == owner:
+                self._check_room_at(owner)
+        elif reason is Reason.OWNED:
             self.forwarded_to = owner
         return handled
+
+    def _note(self) -> tuple[object, ...]:
+        """What the other worker is told; of a start before which others wait, that too."""
+        waits = self._start is not None and not self._start.allowed
+        return note_of_a_later_one(self._named) if waits else note_of(self._named)
+
+    def _check_room_at(self, other: WorkerId) -> None:
+        """A start has to run there, and that worker did not take it: had it no room, the start waits, or is refused."""
+        placement = self._worker.placement
+        if self._start is None or placement is None or (placement.permits is None and self._start.allowed):
+            return
+        if other not in self._worker.run_directory.marks("drained"):
+            raise SessionLimitError(f"worker {other}, where it would have to begin, has no room for another session")
 
     async def _begun_elsewhere(self) -> bool:
         """This worker is to leave, so what may begin a session here is sent to another. False: it begins here after all."""
@@ -443,18 +430,27 @@ class Routing:
         except OwnerRefusedError:
             return False
 
-    def _check_limit(self) -> None:
+    def _check_limit(self, *, anew: bool = False) -> None:
+        """See that a start may begin its session here; `anew`: it finds an ended one here."""
         limit, worker = self._policy.max_sessions, self._worker
         if not self._named.start:
             return
         if limit is not None and worker.count_live() >= limit:
-            raise SessionLimitError(f"this worker has {limit} sessions, the most it may have")
+            kind = WorkerFullError if anew or self._belongs_here() else SessionLimitError
+            raise kind(f"this worker has {limit} sessions, the most it may have")
         if worker.placement is None:
             return
-        if self._start is not None and not self._start.allowed:
+        if self._others_wait or (self._start is not None and not self._start.allowed):
             raise SessionLimitError("others wait to begin a session, who came before")
         if not worker.placement.take():
             raise SessionLimitError("the server has as many sessions as it may have")
+
+    def _belongs_here(self) -> bool:
+        """Whether the start can run at no other worker: it names this one, or its path key is here."""
+        key = self._named.start_path_key
+        if self._reason is Reason.NAMED or self._named.worker is not None:
+            return True
+        return key is not None and self._worker.path_keys.owners.mine(key)
 
     def _not_mine(self) -> None:
         assert self._hop is not None
@@ -467,28 +463,3 @@ class Routing:
             return receive
         self.receive = kept = Replayable(receive)
         return kept
-
-
-def note_of(named: Named) -> tuple[object, ...]:
-    """What a request says about its session, as it crosses the hop; the owner does not read it a second time."""
-    session_id = named.session_id
-    # A named tuple's equality is quicker than encoding six fields, and then decoding them.
-    if named == (session_id, False, False, False, None, None, None, ()):
-        return (session_id,)
-    return (
-        session_id,
-        named.start,
-        named.end,
-        named.mints,
-        named.path_key,
-        named.start_path_key,
-        named.also,
-    )
-
-
-def named_from(note: tuple[object, ...]) -> Named:
-    """The sender's `Named`. The private socket is this user's alone, so its word is taken."""
-    if len(note) == 1:
-        return named_only(note[0]) if isinstance(note[0], str) else Named()
-    session_id, start, end, mints, path_key, start_path_key, also = cast("tuple[Any, ...]", note)
-    return Named(session_id, start, end, mints, path_key, start_path_key, also=tuple(also))

@@ -17,8 +17,8 @@ from homing.identity import Source, SourcesIdentity
 from homing.lifetime import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
 from homing.routing.options import DAY_SECONDS, RoutingOptions
+from homing.routing.policy import Policy
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
-from homing.routing.route import Policy
 from homing.routing.sweeper import sweep_interval
 from homing.routing.unnamed import UnnamedStarts
 from homing.rundir import leave_run_directory, siblings_directory

@@ -75,6 +75,7 @@ class Worker:
     Args:
         app: Tells the apps apart that share a run directory; None: its sessions are those of the directory.
         placing: How new sessions are placed and limited; None: they begin where they arrive.
+        limited: This worker alone has a limit of sessions.
 
     Attributes:
         id: New at every start of a process.
@@ -82,10 +83,11 @@ class Worker:
         lifetimes: How long this worker keeps its own. Borrowed.
         forwarder: How requests reach other workers.
         placement: Where new sessions begin; None: where they arrive.
+        looks_at_starts: Starts are placed or limited, so one of a session that is here may have to be looked at too.
         starting: Starts under way whose sessions have no ID yet.
         serving: Requests whose handler is running.
         served: Requests whose handler has been called, `received` from other workers among them.
-        answers: Replies of homing's own, by their code.
+        answers: Replies of homing's own, by their code, `peer_answers` to requests that other workers sent among them.
         draining: No session begins here any more, and those that are here go on: this worker is to leave.
         went_idle: Sessions whose lifetime the sweep under way found over, though nothing had ended them.
         drained: Nothing more is taken from other workers: this one is about to exit.
@@ -102,6 +104,7 @@ class Worker:
         app: str | None = None,
         drop: Callable[[str], None] | None = None,
         placing: PlacementOptions | None = None,
+        limited: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.id = identifier
@@ -109,6 +112,7 @@ class Worker:
         self.starting = 0
         self.serving = self.served = self.received = 0
         self.answers: Counter[str] = Counter()
+        self.peer_answers: Counter[str] = Counter()
         self.draining = False
         self.went_idle: set[str] = set()
         if hasattr(lifetimes, "on_idle"):
@@ -142,6 +146,7 @@ class Worker:
             if self.placement is not None:
                 opening.callback(self.placement.close)
                 self.owners.count_changed = self.count_sessions
+            self.looks_at_starts = limited or self.placement is not None
             self._stack = AsyncExitStack()
             self._stack.push(opening.pop_all())
 

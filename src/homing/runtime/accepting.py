@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Final
 
 from homing.rundir import close_after_fork
-
-logger = logging.getLogger(__name__)
 
 _TURNS: Final = 3
 """Of the event loop, until what was accepted has its transport."""
@@ -49,6 +46,8 @@ class Accepting:
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         self._lent: dict[int, tuple[asyncio.base_events.Server, Callable[[], None]]] = {}
+        self.on_not_lent: Callable[[int, str], None] | None = None
+        """Told of a socket that was lent, and is not accepted from, and why."""
         self._closed = False
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +91,8 @@ class Accepting:
             except OSError as error:
                 undo()
                 lent.close()
-                logger.warning("cannot accept connections that wait for another worker: %s", error.strerror)
+                if self.on_not_lent is not None:
+                    self.on_not_lent(number, error.strerror or str(error))
                 return
             self._lent[number] = server, undo
 

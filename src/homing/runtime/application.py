@@ -84,7 +84,8 @@ def load(app: object, *, factory: bool, interface: Interface, host: str) -> Load
 
 
 def is_routed(app: object) -> bool:
-    """Whether homing's router is the app, or is wrapped by it where the wrapper keeps what it wraps in `.app`."""
+    """Whether homing's router is the app, or is wrapped by it where the wrapper keeps what it wraps in `.app`; or is installed
+    in it (`install_session_routing`), which its middleware shows only once it serves."""
     return _routed_part(app) is not None
 
 
@@ -104,7 +105,8 @@ def tell_routing(app: object, options: RoutingOptions) -> bool:
 
 def _routed_part(app: object) -> object | None:
     for _ in range(_MAX_WRAPPERS):
-        if getattr(app, "homing_routed", False) is True:
+        installed = getattr(getattr(app, "state", None), "homing_router", None)
+        if getattr(app, "homing_routed", False) is True or getattr(installed, "homing_routed", False) is True:
             return app
         inner = getattr(app, "app", None)
         if inner is None:

@@ -56,6 +56,10 @@ class Counters:
     """What became of connections that were to move."""
 
     given: int = 0
+    followed: int = 0
+    """Of those given, the ones that went after their requests, and not since their worker leaves."""
+    about_to_follow: int = 0
+    """The other worker has handled their last request, and whether they go there is decided within this turn of the loop."""
     stayed: int = 0
     """The other worker did not take it: gone, stopping, or with a full queue."""
     adopted: int = 0

@@ -1,7 +1,7 @@
 """What a worker and its supervisor say to each other, over one pair of connected sockets that they share and nothing else.
 
-The supervisor sends `Ping`, `Lend`, `TakeBack` and `Drain`; the worker sends `Loaded`, `Ready`, `Pong`, `Leaving`, `Drained` and `Failed`.
-The end of one side is the other's death.
+The supervisor sends `Ping`, `Lend`, `TakeBack` and `Drain`; the worker sends `Loaded`, `Ready`, `Pong`, `NotLent`, `Leaving`, `Drained`
+and `Failed`. The end of one side is the other's death.
 
 Not here: what either does about it (`worker.py`, `process.py`).
 """
@@ -46,6 +46,13 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class NotLent:
+    """The worker does not accept from a socket that it was lent, for want of a descriptor: it may be lent it again later."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """The worker accepts no more connections, and exits once what it serves has ended."""
 
@@ -65,7 +72,7 @@ class Failed:
     usage: bool
 
 
-FromWorker = Loaded | Ready | Pong | Leaving | Drained | Failed
+FromWorker = Loaded | Ready | Pong | NotLent | Leaving | Drained | Failed
 
 
 def failure(error: HomingError) -> Failed:
@@ -146,6 +153,7 @@ class SupervisorLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = False
         self._late = False
+        self._not_lent: set[int] = set()
         self.on_lend: Callable[[int, socket.socket], None] | None = None
         self.on_take_back: Callable[[int], None] | None = None
         self.on_drain: Callable[[float], None] | None = None
@@ -157,6 +165,13 @@ class SupervisorLink:
                 self._connection.send(message)
             except OSError:
                 logger.debug("the supervisor is gone", exc_info=True)
+
+    def not_lent(self, number: int, why: str) -> None:
+        """Say that nothing is accepted from a socket that was lent. The log hears of it once for all tries."""
+        if number not in self._not_lent:
+            self._not_lent.add(number)
+            logger.warning("cannot accept connections that wait for another worker: %s", why)
+        self.send(NotLent(number))
 
     def turn_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on a ping asks too whether this event loop turns."""
@@ -182,12 +197,14 @@ class SupervisorLink:
             case Lend(number):
                 descriptor = _receive_descriptor(self._carrier)
                 if descriptor is None:
-                    logger.warning("no descriptor is left for connections that wait for a worker")
+                    self.not_lent(number, "no descriptor is left for them")
                     return
+                self._not_lent.discard(number)
                 lent = socket.socket(fileno=descriptor)
                 if self.on_lend is None or not self._call(self.on_lend, number, lent):
                     lent.close()
             case TakeBack(number):
+                self._not_lent.discard(number)
                 if self.on_take_back is not None:
                     self._call(self.on_take_back, number)
             case Drain(seconds):

@@ -27,6 +27,7 @@ from homing.runtime.link import (
     Leaving,
     Lend,
     Loaded,
+    NotLent,
     Ping,
     Pong,
     Ready,
@@ -41,6 +42,9 @@ PING_SECONDS: Final = 0.5
 
 LATE_SECONDS: Final = 1.0
 """A worker that has not answered for so long leaves its queue to the others until it does."""
+
+LEND_AGAIN_SECONDS: Final = 0.5
+"""So long after a worker had no descriptor for a socket that it was lent, it is lent it again."""
 
 STOP_AFTER_DRAIN_SECONDS: Final = 5.0
 """A worker whose time to drain has been over for so long is told to stop in a way that it cannot miss."""
@@ -82,6 +86,7 @@ class Worker:
         self._heartbeat = Heartbeat(PING_SECONDS)
         self._late = False
         self._lent: set[int] = set()
+        self._lend_again_at = 0.0
         self._stop_at: float | None = None
         self.listener = listener
         self.loaded: Loaded | None = None
@@ -135,6 +140,9 @@ class Worker:
                         self.listener.opened = True
                     case Pong(late):
                         self._late = late
+                    case NotLent(number):
+                        self._lent.discard(number)
+                        self._lend_again_at = SYSTEM_CLOCK.monotonic() + LEND_AGAIN_SECONDS
                     case Leaving():
                         self.leaving = True
                     case Drained(sessions):
@@ -158,6 +166,9 @@ class Worker:
             return  # its answer brings the supervisor here again
         for number in self._lent - wanted.keys():
             self._send(TakeBack(number))
+        self._lent &= wanted.keys()
+        if SYSTEM_CLOCK.monotonic() < self._lend_again_at:
+            return
         for number in wanted.keys() - self._lent:
             self._send(Lend(number))
             with contextlib.suppress(OSError):

@@ -136,14 +136,16 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         self._in_a_row = self._in_a_row + 1 if follows else 1
         self._asked_for = owner
         self._asked_at = self._requests
-        if self._in_a_row >= MOVES_AFTER:
+        if self._in_a_row >= MOVES_AFTER and self._handoffs is not None:
+            self._handoffs.counters.about_to_follow += 1
             # Once the reply is on its way: the server has handed its end to the transport, which writes it in this turn.
-            self.loop.call_soon(self._move, owner)
+            self.loop.call_soon(self._move, self._handoffs, owner)
 
-    def _move(self, owner: WorkerId) -> None:
+    def _move(self, handoffs: Handoffs, owner: WorkerId) -> None:
         """Give the connection to `owner`, if it is idle; else it stays, and the next forwarded request tries again."""
-        if self._handoffs is not None and self._is_idle():
-            self._give(self._handoffs, owner, self._moves + 1)
+        handoffs.counters.about_to_follow -= 1
+        if self._is_idle() and self._give(handoffs, owner, self._moves + 1):
+            handoffs.counters.followed += 1
 
     def _is_idle(self) -> bool:
         """The last reply has left in full, if there was a request at all, and nothing of a next one was read."""

@@ -81,6 +81,8 @@ class Publisher:
             started=self._started,
             given=0 if moved is None else moved.given,
             adopted=0 if moved is None else moved.adopted,
+            handed_off=0 if moved is None else moved.followed,
+            undecided=0 if moved is None else moved.about_to_follow,
             lag_seconds=lag_seconds,
             lags=self._lags,
         )

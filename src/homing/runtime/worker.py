@@ -202,6 +202,7 @@ class WorkerServer(HomingServer):
     def serves(self, accepting: Accepting) -> None:
         link = self._link
         link.on_lend, link.on_take_back, link.on_drain = accepting.lend, accepting.take_back, self.drain
+        accepting.on_not_lent = link.not_lent
         link.turn_in(asyncio.get_running_loop())
 
     @contextlib.contextmanager

@@ -40,9 +40,11 @@ class Figures(msgspec.Struct, frozen=True):
         served: Requests that it has served, `received` from other workers among them.
         forwarded: Requests that it has sent to another worker.
         given, adopted: Connections that moved away, and that came.
+        handed_off: Of the requests sent to another worker, those that their connection has followed there.
         failed: Of the requests sent to another worker, those whose reply was cut, or whose app raised there.
         not_mine: Requests from other workers that were sent back, since the session was not here.
-        answers: Replies of homing's own, by their code (`session_gone`, …).
+        answers: Replies of homing's own, by their code (`session_gone`, …). `peer_answers`: of these, those to requests
+            that other workers sent, which count there.
         endings: Sessions that have ended here, by why (`closed`, `idle`, `moved`).
         placed: New sessions, by where they were placed.
         lock_timeouts: Waits for the lock on dead workers' records that ended without it.
@@ -65,9 +67,11 @@ class Figures(msgspec.Struct, frozen=True):
     forwarded: int = 0
     given: int = 0
     adopted: int = 0
+    handed_off: int = 0
     failed: int = 0
     not_mine: int = 0
     answers: dict[str, int] = {}
+    peer_answers: dict[str, int] = {}
     endings: dict[str, int] = {}
     placed: dict[str, int] = {}
     lock_timeouts: int = 0
@@ -91,10 +95,17 @@ def figures_of(
     started: float,
     given: int = 0,
     adopted: int = 0,
+    handed_off: int = 0,
+    undecided: int = 0,
     lag_seconds: float = 0.0,
     lags: Histogram | None = None,
 ) -> Figures:
-    """The figures of a worker now. About 20 µs, whatever the number of sessions."""
+    """The figures of a worker now. About 20 µs, whatever the number of sessions.
+
+    Args:
+        undecided: Requests sent to another worker of which it is not known yet whether their connection follows. They count
+            from then on: what is read off as a counter never goes back.
+    """
     placement = worker.placement
     sent, records = worker.forwarder.counters, (worker.owners.counters, worker.path_keys.owners.counters)
     return Figures(
@@ -107,12 +118,14 @@ def figures_of(
         serving=worker.serving,
         served=worker.served,
         received=worker.received,
-        forwarded=sent.forwarded,
+        forwarded=sent.forwarded - undecided,
         given=given,
         adopted=adopted,
+        handed_off=handed_off,
         failed=sent.cut + sent.raised,
         not_mine=worker.not_mine,
         answers=dict(worker.answers),
+        peer_answers=dict(worker.peer_answers),
         endings=dict(worker.owners.counters.ended),
         placed={} if placement is None else dict(placement.placed),
         lock_timeouts=sum(each.lock_timeouts for each in records),

@@ -31,11 +31,12 @@ def outcomes(figures: Figures) -> dict[str, int]:
     """What became of the requests that clients sent to this worker, and how many of other workers' it sent back."""
     found = dict.fromkeys(("gone", "stuck", "conflict", "refused"), 0)
     for code, count in figures.answers.items():
-        found[_CODES.get(code, "refused")] += count
+        # What another worker sent counts there, as forwarded.
+        found[_CODES.get(code, "refused")] += count - figures.peer_answers.get(code, 0)
     return {
         "local": figures.served - figures.received,
-        "forwarded": figures.forwarded - figures.given,
-        "handed_off": figures.given,
+        "forwarded": figures.forwarded - figures.handed_off,
+        "handed_off": figures.handed_off,
         "failed": figures.failed,
         **found,
         "not_mine": figures.not_mine,

@@ -12,7 +12,7 @@ from tests.support.seed_servers import SeedServer, SeedWorker, cookie
 
 from homing.forwarding.replay import replayable
 from homing.identity import Named
-from homing.routing.route import note_of
+from homing.routing.notes import note_of
 from homing.routing.sweeper import sweep_forever
 from homing.types import Reason, SessionId, WorkerId
 

@@ -16,7 +16,8 @@ from tests.support.seed_servers import SeedServer, SeedWorker, cookie, seed_serv
 from homing import SessionMovingError
 from homing.directory import Given, OwnerAliveError, StillOwnedError
 from homing.directory.failpoints import failpoint
-from homing.types import SessionId, WorkerId
+from homing.types import SessionId, WorkerId, session_tag
+from homing.watch.sessions import ask
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +71,21 @@ async def test_a_session_of_a_live_worker_moves_and_its_old_cookie_reaches_the_n
     three.clock.advance(301)
     three.sweep()
     assert three.records() == 0
+
+
+async def test_a_session_that_has_moved_is_told_as_moved_where_it_was_and_as_open_where_it_is(
+    three: SeedServer,
+) -> None:
+    old, new, _ = three.workers
+    await old.post("/seed_session", EPISODE)
+    await install(new)
+    assert three.directory is not None
+    gone, there = [await asyncio.to_thread(ask, three.directory, each.id, 10) for each in (old, new)]
+    assert gone is not None
+    assert there is not None
+    assert [(each.tag, each.why) for each in gone.ended] == [(session_tag("s1"), "moved")]
+    assert [(each.tag, each.ended) for each in there.sessions] == [(session_tag("s1"), False)]
+    assert (gone.sessions, there.ended) == ([], [])
 
 
 async def test_a_session_that_nobody_owns_is_opened_where_it_is_restored(three: SeedServer) -> None:

@@ -354,6 +354,27 @@ def test_an_agents_own_records_decide_and_it_releases_by_itself() -> None:
     assert not lifetimes.holds("s")
 
 
+class RememberingAgent(Agent):
+    """One that tells what it only remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: set[str] = set()
+
+    def ended_agent_sessions(self) -> set[str]:
+        return self.closed
+
+
+def test_what_an_agent_only_remembers_counts_as_ended_if_it_says_so() -> None:
+    agent = RememberingAgent()
+    lifetimes = AgentSessionLifetimes(agent)
+    assert (lifetimes.count_ended(), lifetimes.seen("s")) == (0, Seen(False, None))
+    agent.closed.add("s")
+    assert (lifetimes.count_ended(), lifetimes.seen("s")) == (1, Seen(True, None))
+    silent = AgentSessionLifetimes(Agent())
+    assert (silent.count_ended(), silent.seen("s")) == (0, None)
+
+
 def test_what_is_seen_of_a_session_is_what_its_requests_did() -> None:
     kept = Kept()
     idle: list[str] = []

@@ -248,6 +248,8 @@ class RecordsMachine(RuleBasedStateMachine):
         for session_id in ("a", "b"):
             assert self.world.records.state(session_id) is self.model.state(session_id)
             assert self.world.records.holds(session_id) is (session_id in self.model.known)
+        ended = (RecordState.CLOSED, RecordState.FAILED_SEED)
+        assert self.world.records.ended == {each for each in ("a", "b") if self.model.state(each) in ended}
 
     @invariant()
     def what_is_open_is_not_released_and_what_ended_is(self) -> None:

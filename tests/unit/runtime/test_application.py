@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
+from homing import RESOURCES, install_session_routing
 from homing.errors import StartupError
 from homing.runtime.application import LoadedApp, is_routed, load
 
@@ -127,6 +129,15 @@ def test_an_app_that_is_routed_is_seen_under_wrappers(write: Write) -> None:
     )
     assert loaded("shop:wrapped").routed
     assert not is_routed(sys.modules["shop"].app)
+
+
+def test_an_app_with_the_seeds_router_in_it_is_seen_to_be_routed_before_its_middleware_is_built() -> None:
+    app, plain = FastAPI(), FastAPI()
+    install_session_routing(app, RESOURCES, "/nowhere", "cookie", "secret")
+    assert is_routed(app)
+    assert not is_routed(plain)
+    plain.state.homing_router = "somebody's own"
+    assert not is_routed(plain)
 
 
 def test_an_app_that_wraps_itself_ends_the_search() -> None:

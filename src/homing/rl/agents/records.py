@@ -116,6 +116,8 @@ class AgentRecords(Generic[SeedT, SessionT, ReceiptT]):
         # One window for all, so they expire in the order they were written.
         self._expiries: deque[tuple[float, str, _Record[SeedT, SessionT, ReceiptT]]] = deque()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.ended: set[str] = set()
+        """Sessions that are remembered and hold nothing: closed ones, and those whose seed failed. To read."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -181,6 +183,7 @@ class AgentRecords(Generic[SeedT, SessionT, ReceiptT]):
     def forget(self, session_id: str) -> None:
         """The session was given to another worker: its record goes without clean-up."""
         self._records.pop(session_id, None)
+        self.ended.discard(session_id)
 
     async def aclose(self) -> None:
         """Finish what is under way, and clean up every session that is still open, many at once. Safe twice.
@@ -264,6 +267,7 @@ class AgentRecords(Generic[SeedT, SessionT, ReceiptT]):
 
     async def _create(self, record: _Record[SeedT, SessionT, ReceiptT], seed: SeedT) -> SessionT:
         record.state, record.expires_at = RecordState.SEEDING, None
+        self.ended.discard(seed.agent_session_id)
         record.seed, record.episode = seed, seed.episode_id
         record.session = session = self._make(seed)
         try:
@@ -311,7 +315,9 @@ class AgentRecords(Generic[SeedT, SessionT, ReceiptT]):
         record.seed = record.seed if state is RecordState.FAILED_SEED else None
         record.expires_at = self._clock.monotonic() + self._window_seconds
         self._expiries.append((record.expires_at, session_id, record))
+        self.ended.add(session_id)
 
     def _drop(self, session_id: str) -> None:
+        self.ended.discard(session_id)
         if self._records.pop(session_id, None) is not None:
             self._dropped(session_id)

@@ -9,7 +9,7 @@ Not here: how an activation runs and ends (`activations.py`), the ready agent (`
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
@@ -156,6 +156,10 @@ class AgentServer(RlServer):
     def holds_agent_session(self, agent_session_id: str) -> bool:
         """Whether this worker still keeps any record of the session, open, failed or closed."""
         return self._records.holds(agent_session_id)
+
+    def ended_agent_sessions(self) -> Collection[str]:
+        """The sessions that this worker only remembers: closed ones, and those whose seed failed."""
+        return self._records.ended
 
     def expire_agent_session_records(self) -> None:
         """Drop the receipts and failed seeds whose window has passed, releasing ownership of their sessions."""
