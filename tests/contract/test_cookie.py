@@ -20,7 +20,7 @@ from tests.support.identity_scopes import SetClock, request, signed
 
 from homing.identity import RESOURCES, SESSION_MAX_AGE_SECONDS, KindIdentity, cookie_session
 from homing.identity.cookie import ClockedSigner, SignedCookieReader, parse_cookies
-from homing.identity.sources import signed_cookie
+from homing.identity.specs import signed_cookie
 
 SECRET = "a secret of thirty-two bytes or more"
 NAME = "session"

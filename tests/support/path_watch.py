@@ -24,7 +24,7 @@ from tests.support.lifespans import lifespan_of
 from tests.support.seed_servers import ManualClock, agent_app, install_agent, install_resources, resources_app
 
 from homing.errors import HomingError
-from homing.identity.sources import body, cookie, header, path, query
+from homing.identity.specs import body, cookie, header, path, query
 from homing.routing.options import RoutingOptions
 from homing.routing.sticky import build
 from homing.rundir import boot_id, new_worker_id

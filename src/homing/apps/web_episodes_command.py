@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from homing.apps.web_resources import WebResources
-from homing.runtime.command import OwnOption, ServerCommand, run_server, server_parameters
+from homing.runtime.command import ServerCommand, run_server
+from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import SiteRule
 from homing.web.registry import assembly, parse_settings
 from homing.web.serve_command import assembly_parameters, settings_of, task_set_names

@@ -1,6 +1,6 @@
 """`homing run APP`.
 
-Not here: its options, and serving (`homing.runtime.command`).
+Not here: its options (`homing.runtime.parameters`), and serving (`homing.runtime.command`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,8 @@ from typing import Any
 
 import click
 
-from homing.runtime.command import (
-    WORKER_HEALTHCHECK_SECONDS,
-    ServerCommand,
-    own_options,
-    run_server,
-    uvicorn_parameters,
-)
-
-__all__ = ["WORKER_HEALTHCHECK_SECONDS", "run"]
+from homing.runtime.command import ServerCommand, run_server
+from homing.runtime.parameters import own_options, uvicorn_parameters
 
 
 def _run(**given: Any) -> None:

@@ -9,19 +9,8 @@ from homing.identity.generic import SourcesIdentity
 from homing.identity.ids import HEAD_LENGTH_SCOPE_KEY
 from homing.identity.kinds import AGENT, RESOURCES, SESSION_OWNER_HEADER, KindIdentity, SessionKind
 from homing.identity.presets import PRESETS, Preset, preset
-from homing.identity.sources import (
-    McpHandleSource,
-    SignedCookieSource,
-    Source,
-    body,
-    cookie,
-    header,
-    mcp_handle,
-    parse_source,
-    path,
-    query,
-    signed_cookie,
-)
+from homing.identity.sources import McpHandleSource, SignedCookieSource, Source
+from homing.identity.specs import body, cookie, header, mcp_handle, parse_source, path, query, signed_cookie
 from homing.identity.token import mcp_token_session_id
 
 __all__ = [

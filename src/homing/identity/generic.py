@@ -20,7 +20,8 @@ from homing.identity.documents import NOT_JSON, Json
 from homing.identity.ids import HEAD_LENGTH_SCOPE_KEY, SURELY_FITS, fits, head_headers, session_id
 from homing.identity.learned import ReplyLearner
 from homing.identity.presets import Preset
-from homing.identity.sources import BodyField, Headers, HeadReader, Source, parse_source
+from homing.identity.sources import BodyField, Headers, HeadReader, Source
+from homing.identity.specs import parse_source
 from homing.routes import Routes, path_below_root, request_method
 from homing.types import Message, Receive, Scope, SessionId
 

@@ -18,7 +18,8 @@ from homing.rl.gymnasium import (
     DEFAULT_THREADS,
     GymnasiumServer,
 )
-from homing.runtime.command import OwnOption, ServerCommand, run_server, server_parameters
+from homing.runtime.command import ServerCommand, run_server
+from homing.runtime.parameters import OwnOption, server_parameters
 
 
 def _serve(

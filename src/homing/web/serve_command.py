@@ -14,7 +14,8 @@ from typing import Any, Final
 import click
 
 from homing.errors import ConfigurationError
-from homing.runtime.command import OwnOption, ServerCommand, run_server, server_parameters
+from homing.runtime.command import ServerCommand, run_server
+from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import Assemble, SiteRule
 from homing.web.registry import assembly, parse_settings
 from homing.web.server import WebServer

@@ -11,7 +11,8 @@ from uvicorn.main import main as uvicorn_command
 
 import homing
 from homing.cli import main
-from homing.cli.run import WORKER_HEALTHCHECK_SECONDS, run
+from homing.cli.run import run
+from homing.runtime.parameters import WORKER_HEALTHCHECK_SECONDS
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
