@@ -24,7 +24,7 @@ from tests.planted.model_bugs import ALL_BUGS, CLASSICS, SAME_RULES, history_bug
 
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = ROOT / "docs" / "design" / "planted-bugs.md"
-COPIED: Final = ("src", "tests", "pyproject.toml")
+COPIED: Final = ("src", "tests", "benchmarks", "examples", "model", "docs", "pyproject.toml")
 TESTS_FAILED: Final = 1
 """pytest's exit code when tests ran and failed; any other says that they did not run."""
 TEST_SECONDS: Final = 30
@@ -54,7 +54,7 @@ def copy_of_tree() -> Iterator[Path]:
 def run_tests(
     root: Path, tests: Sequence[str], *, seconds: float = RUN_SECONDS, test_seconds: float = TEST_SECONDS
 ) -> tuple[int, str]:
-    """pytest over these tests, in that tree and of its source: its exit code, and what it printed."""
+    """pytest over these tests (or with these options), in that tree and of its source: its exit code, and what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(
         [sys.executable, "-c", "import homing; print(homing.__file__)"],

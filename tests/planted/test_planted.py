@@ -17,7 +17,7 @@ from tests.planted.model_bugs import (
     history_bugs,
     rules_planted,
 )
-from tests.planted.run import ROOT, TABLE, check_without_bugs, copy_of_tree, is_caught, promises, rows
+from tests.planted.run import ROOT, TABLE, check_without_bugs, copy_of_tree, is_caught, promises, rows, run_tests
 
 names = pytest.mark.parametrize("bug", [*ALL_BUGS, *SERVER_HISTORY_BUGS], ids=lambda bug: bug.name)
 
@@ -84,9 +84,10 @@ def test_each_rule_that_the_models_need_is_planted_in_the_code_where_the_code_ha
 
 
 def test_a_copy_holds_what_the_tests_need() -> None:
+    tests = sorted({test for bug in ALL_BUGS for test in bug.tests})
     with copy_of_tree() as root:
-        assert (root / "src" / "homing" / "__init__.py").exists()
-        assert (root / "tests" / "planted" / "bugs.py").exists()
+        code, output = run_tests(root, ["--collect-only", *tests])
+    assert code == 0, output
 
 
 @pytest.mark.long
