@@ -67,7 +67,7 @@ WEB_BUGS: Final = (
                 "if True:\n            verdict",
             ),
         ),
-        (_MACHINE,),
+        (f"{_UNIT}::test_there_is_one_verdict_whoever_asks_and_no_step_after_it", _MACHINE),
     ),
     Bug(
         "a step sent again is done again",
@@ -91,7 +91,7 @@ WEB_BUGS: Final = (
         "a reset that failed leaves the session to be used",
         "P2",
         (Change(f"{_WEB}/operations.py", "always=True, spared=CapacityError", "spared=CapacityError"),),
-        (_MACHINE,),
+        (f"{_UNIT}::test_a_reset_that_fails_or_is_cancelled_ends_the_session_at_once", _MACHINE),
     ),
     Bug(
         "looking at a session keeps it alive",

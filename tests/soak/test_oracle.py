@@ -288,6 +288,14 @@ def test_answers_what_could_not_be_looked_up_or_recorded_only_while_there_is_no_
     assert story.broken() == set()
 
 
+def test_answers_who_lives_could_not_be_told_while_a_worker_had_no_descriptors(story: Story) -> None:
+    refused = story.call("start", None, outcome=Outcome.REFUSED)
+    refused.status, refused.code = 503, "directory_unavailable"
+    assert story.broken() == {"answers"}
+    story.history.windows.append(Window("descriptors", refused.sent, refused.done, TWO))
+    assert story.broken() == set()
+
+
 def test_p4_what_is_said_to_have_run_has_run(story: Story) -> None:
     story.ended(TWO)
     raised = story.call("raises", None, outcome=Outcome.RAISED)
