@@ -504,7 +504,7 @@ def test_a_reset_begins_the_same_task_again_and_forgets_operations_and_verdict()
     play(script)
 
 
-@pytest.mark.parametrize("kind", ["raise", "hang", "cancel"])
+@pytest.mark.parametrize("kind", ["raise", "value", "hang", "cancel"])
 def test_a_reset_that_fails_or_is_cancelled_ends_the_session_at_once(kind: str) -> None:
     async def script(here: World) -> None:
         await here.manager.seed_session("s", task())
