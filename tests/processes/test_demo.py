@@ -142,6 +142,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signa
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # ignored where the tests run under `nohup`
     ) as demo:
         assert demo.stderr is not None
         for line in demo.stderr:
@@ -156,6 +157,7 @@ def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signa
             for pid in (*servers, *workers):
                 wait_until_gone(pid, 5)
         finally:
+            demo.kill()
             for group in servers:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(group, signal.SIGKILL)
