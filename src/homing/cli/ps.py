@@ -122,8 +122,8 @@ class _Watched:
 
     def __init__(self, name: str | None) -> None:
         self._path = find_server(name).path if name else None
-        self._before: dict[str, Figures] = {}
-        self._per_second: dict[str, float] = {}
+        self._seen: dict[str, tuple[Figures, float | None]] = {}
+        """Of each worker that lives, what it said last, and its rate up to then once it has said something twice."""
 
     def _look(self) -> list[Server]:
         servers = running_servers()
@@ -137,17 +137,15 @@ class _Watched:
         if not servers:
             return Text(_NONE)
         now = time.time()
-        for figures in (figures for each in servers for figures in each.alive):
-            self._note(figures)
-        return Group(*(workers_table(each, now, self._per_second) for each in servers))
+        self._seen = {each.worker: self._noted(each) for server in servers for each in server.alive}
+        rates = {worker: rate for worker, (_, rate) in self._seen.items() if rate is not None}
+        return Group(*(workers_table(each, now, rates) for each in servers))
 
-    def _note(self, figures: Figures) -> None:
-        """Its rate, once it has said something new; until then what was seen last."""
-        before = self._before.get(figures.worker)
-        if before is not None and figures.written > before.written:
-            self._per_second[figures.worker] = (figures.served - before.served) / (figures.written - before.written)
-        if before is None or figures.written > before.written:
-            self._before[figures.worker] = figures
+    def _noted(self, figures: Figures) -> tuple[Figures, float | None]:
+        """A rate stays until its worker has said something new."""
+        before, rate = self._seen.get(figures.worker, (figures, None))
+        passed = figures.written - before.written
+        return (before, rate) if passed <= 0 else (figures, (figures.served - before.served) / passed)
 
 
 def as_document(server: Server, now: float) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The invariant: an option that cannot work is refused in one line; none is silently ignored.
 
-Not here: the parameters (`parameters.py`), the commands themselves (`homing run`, and others that serve an app of their own), and errors on their way to
-stderr (`homing.cli`).
+Not here: the parameters (`parameters.py`), the commands themselves (`homing run`, and others that serve an app of their own), and
+errors on their way to stderr (`homing.cli`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parameters of whatever serves: homing's own options, and before and after them what uvicorn's command has.
+"""The parameters of whatever serves: homing's own options, and what uvicorn's command has.
 
 uvicorn's are copies of its own click declarations, so an option that a newer uvicorn adds is there without a change here.
 
