@@ -61,3 +61,15 @@ def test_one_worker_takes_the_place_of_a_unix_socket_that_a_killed_server_left(t
     with running(APP, *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
         server.wait_for("Uvicorn running on unix socket")
         assert b"200 OK" in get_from(path)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_has_taken_the_place_of_the_socket_meanwhile_stays(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "public"
+    with running(APP, "--workers", str(workers), *SESSIONS, "--uds", str(path), cwd=ROOT) as server:
+        server.wait_for("Application startup complete", workers)
+        another = tmp_path / "another"
+        another.write_text("not the server's")
+        another.rename(path)
+        server.stop()
+    assert path.read_text() == "not the server's"
