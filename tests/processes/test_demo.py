@@ -131,9 +131,9 @@ def test_a_terminal_gets_a_progress_bar() -> None:
     assert "wrong data" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signals) -> None:
-    """SIGTERM: `timeout 60 homing demo`, or a CI job that is cancelled. SIGHUP: its terminal was closed."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_demo_that_ends_leaves_no_server_behind(number: signal.Signals) -> None:
+    """SIGTERM: `timeout 60 homing demo`, or a CI job that is cancelled. SIGHUP: its terminal was closed. SIGKILL: out of memory."""
     with subprocess.Popen(
         [*HOMING, "demo", "--workers", "2", "--calls", "10000"],
         cwd=ROOT,
@@ -142,7 +142,8 @@ def test_a_demo_that_is_told_to_end_leaves_no_server_behind(number: signal.Signa
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # ignored where the tests run under `nohup`
+        # Ignored where the tests run under `nohup`.
+        preexec_fn=None if number == signal.SIGKILL else lambda: signal.signal(number, signal.SIG_DFL),
     ) as demo:
         assert demo.stderr is not None
         for line in demo.stderr:

@@ -52,12 +52,15 @@ def test_an_app_whose_import_fails(line_of: LineOf, tmp_path: Path) -> None:
     assert 'python -c "import shop"' in line
 
 
-def test_an_app_whose_import_fails_after_it_has_begun_a_thread(line_of: LineOf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [("--workers", "1"), TWO])
+def test_an_app_whose_import_fails_after_it_has_begun_a_thread(
+    line_of: LineOf, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     """A scheduler, say: Python waits for such a thread, and nobody would hear of the failure."""
     (tmp_path / "shop.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait).start()\nraise ValueError('closed today')\n"
     )
-    assert "ValueError: closed today (shop.py:3)" in line_of("shop:app", *TWO, code=3, cwd=tmp_path)
+    assert "ValueError: closed today (shop.py:3)" in line_of("shop:app", *workers, code=3, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("workers", [("--workers", "1"), TWO])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -39,3 +40,16 @@ def test_a_server_whose_input_and_output_are_closed_serves_and_puts_nothing_else
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/who", timeout=20) as reply:
             assert reply.status == 200
         assert server.stop() == (-signal.SIGTERM if workers == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "--help"), ("ps", "--json"), ("demo", "--sessions", "1", "--calls", "1")]
+)
+def test_what_cannot_be_printed_for_want_of_room_is_one_line_and_exit_code_1(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*HOMING, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=100
+        )
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, last) == (1, "homing: the output cannot be written: No space left on device"), done.stderr
+    assert "Traceback" not in done.stderr

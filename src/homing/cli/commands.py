@@ -7,21 +7,25 @@ Not here: the commands (`run.py`, `demo.py`; `homing rl` and `homing web` come t
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
 import homing
-from homing.errors import ConfigurationError, HomingError
+from homing.errors import ConfigurationError, HomingError, StartupError
 
 COMMANDS_GROUP: Final = "homing.commands"
 """The entry-point group of further sub-commands: name → a `click.Command`."""
 
+OUTPUT_EXIT_CODE: Final = 1
 USAGE_EXIT_CODE: Final = 2
 STARTUP_EXIT_CODE: Final = 3
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Commands(click.Group):
@@ -83,7 +87,8 @@ def homing_command(ctx: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 a mistake on the command line, 3 a server that cannot start.
+    """Run the command line and exit: 0 done, 1 the output cannot be written, 2 a mistake on the command line, 3 a server that
+    cannot start.
 
     Args:
         arguments: Without the program's name; None: the process's own.
@@ -104,8 +109,31 @@ def main(arguments: list[str] | None = None) -> None:
     except HomingError as error:
         _say(str(error))
         code = USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_EXIT_CODE
-    sys.stdout.flush()
-    sys.exit(code if isinstance(code, int) else 0)
+        # A thread that an app began before it failed to start would keep this process for as long as it runs.
+        _exit(code, at_once=arguments is None and isinstance(error, ConfigurationError | StartupError))
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        code = _cannot_print(error)
+    _exit(code if isinstance(code, int) else 0)
+
+
+def _exit(code: int, *, at_once: bool = False) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = _cannot_print(error)
+    if at_once:
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _cannot_print(error: OSError) -> int:
+    # What is still to be written goes nowhere, or the interpreter would complain of it once more as it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _say(f"the output cannot be written: {error.strerror}")
+    return OUTPUT_EXIT_CODE
 
 
 def _open_standard_streams() -> None:

@@ -12,6 +12,8 @@ from homing.placement import POLICIES, Place, PlacementOptions
 from homing.routes import Routes
 
 DAY_SECONDS = 86_400
+MOST_SESSIONS = 1_000_000_000
+"""The largest limit: each session that it lets in is one byte of a file that may be locked (`homing.placement.locks`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +127,9 @@ class RoutingOptions:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}: use a number greater than 0")
         if self.place not in POLICIES:
             raise ConfigurationError(f"place is {self.place!r}: use one of {', '.join(POLICIES)}")
-        if self.max_sessions_per_worker is not None and self.max_sessions_per_worker < 1:
-            raise ConfigurationError("the limit of sessions per worker is less than 1: use 1 or more, or leave it out")
-        if self.max_sessions is not None and self.max_sessions < 1:
-            raise ConfigurationError("the limit of sessions is less than 1: use 1 or more, or leave it out")
+        for what, limit in (("sessions", self.max_sessions), ("sessions per worker", self.max_sessions_per_worker)):
+            if limit is not None and not 1 <= limit <= MOST_SESSIONS:
+                raise ConfigurationError(f"the limit of {what} is {limit}: use 1 to {MOST_SESSIONS}, or leave it out")
         if not 0 <= self.queue_seconds < float("inf"):
             raise ConfigurationError(
                 f"the queue's time is {self.queue_seconds!r}: use a number of seconds, 0 for no queue"

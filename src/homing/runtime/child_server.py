@@ -1,7 +1,8 @@
 """A server that a command starts beside itself, such as a demo's: a process of its own with all its workers.
 
 The invariant: once it is closed, none of its processes is left, however it ended. SIGTERM and SIGHUP (the terminal was closed),
-which would end the process that started it and nothing else, close it first.
+which would end the process that started it and nothing else, close it first; and if that process is killed, the kernel tells the
+server to stop (on Linux).
 
 Not here: what is served, and what a server is told by its environment but that it shall not inherit this one's.
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ctypes
 import os
 import re
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from homing.errors import StartupError
@@ -65,6 +68,7 @@ class ChildServer:
             errors="replace",
             # Ctrl-C reaches this process alone, which then stops its servers in its own order.
             process_group=0,
+            preexec_fn=_ends_with_this_process(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"homing reads {name}")
         self._reader.start()
@@ -114,6 +118,25 @@ class ChildServer:
         self._reader.join(STOP_SECONDS)
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+_PR_SET_PDEATHSIG: Final = 1
+"""`prctl(2)`: the signal that a process gets when the thread that made it has ended. It outlives `exec`."""
+
+
+def _ends_with_this_process() -> Callable[[], None] | None:
+    """What a child calls before it runs its program, to be told to stop when this process has ended; None if there is no way."""
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return None  # of another thread, the end would be taken for the process's
+    # Loaded here: a child that was forked may do little.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended in between
+            signal.raise_signal(signal.SIGTERM)
+
+    return ask
 
 
 _open: Final[set[ChildServer]] = set()

@@ -48,6 +48,9 @@ from homing.watch.metrics import check_prometheus
 
 logger = logging.getLogger(__name__)
 
+_MOST_WAITING: Final = 2**31 - 1
+"""What `listen(2)` takes; the kernel makes less of it (`net.core.somaxconn`)."""
+
 
 class ServerCommand(click.Command):
     """A command that serves. Its help has two groups: homing's options, then uvicorn's."""
@@ -160,6 +163,10 @@ def _refuse_what_cannot_work(
         raise ConfigurationError("--http2 needs --http zttp (and the package zttp)")
     if not 0 <= server["port"] <= 65535:
         raise ConfigurationError(f"--port {server['port']}: use a number from 1 to 65535, or 0 for any free port")
+    if not 0 <= server["backlog"] <= _MOST_WAITING:
+        raise ConfigurationError(
+            f"--backlog {server['backlog']}: use a number of connections from 0 to {_MOST_WAITING}"
+        )
     if server["ssl_keyfile"] and not server["ssl_certfile"]:
         raise ConfigurationError("--ssl-keyfile needs --ssl-certfile too")
     if own["run_dir"] == "":

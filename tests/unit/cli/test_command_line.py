@@ -69,6 +69,9 @@ def test_a_long_step_does_not_end_a_worker_by_default() -> None:
     assert {p.name: p for p in uvicorn_command.params}["timeout_worker_healthcheck"].default == 5
 
 
+TWO = ("--workers", "2", "--session", "cookie:a")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -105,6 +108,14 @@ def test_a_long_step_does_not_end_a_worker_by_default() -> None:
         (["run", "a:b", "--loop", "trio"], "--loop trio: homing needs an asyncio event loop"),
         (["run", "a:b", "--http2"], "--http2 needs --http zttp"),
         (["run", "a:b", "--port", "70000"], "--port 70000: use a number from 1 to 65535"),
+        (["run", "a:b", "--backlog", "99999999999"], "--backlog 99999999999: use a number of connections from 0"),
+        (["run", "a:b", "--backlog", "-5"], "--backlog -5: use a number of connections from 0"),
+        (["run", "a:b", *TWO, "--max-sessions", "0"], "the limit of sessions is 0: use 1 to 1000000000"),
+        (
+            ["run", "a:b", *TWO, "--max-sessions", "9" * 26],
+            "the limit of sessions is 99999999999999999999999999: use 1 to",
+        ),
+        (["run", "a:b", *TWO, "--max-sessions-per-worker", "0"], "the limit of sessions per worker is 0: use 1 to"),
         (["run", "a:b", "--ssl-keyfile", "key.pem"], "--ssl-keyfile needs --ssl-certfile"),
         (["run", "a:b", "--header", "nonsense"], "--header nonsense: write it as Name:Value"),
         (["run", "shop.py"], "write package.module:name, such as shop:app"),
