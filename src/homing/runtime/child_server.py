@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from homing.errors import StartupError
@@ -38,6 +37,25 @@ def clean_environment(*, keep: tuple[str, ...] = ()) -> dict[str, str]:
         for name, value in os.environ.items()
         if name != "WEB_CONCURRENCY" and (name in keep or not name.startswith(("UVICORN_", "HOMING_")))
     }
+
+
+_ENDING_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, prctl(2): it outlives what follows
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("its parent has ended")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _ends_with_this_process() -> tuple[str, ...]:
+    """What goes before a command that the kernel shall tell to stop when this process has ended; nothing if there is no way.
+
+    Not `preexec_fn`: in a process with threads, a child that was forked must not run Python.
+    """
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return ()  # made by another thread, it would be told of that one's end
+    return (sys.executable, "-I", "-S", "-c", _ENDING_WITH_PARENT, str(os.getpid()))
 
 
 class ChildServer:
@@ -59,7 +77,7 @@ class ChildServer:
         self._url: str | None = None
         self._ready = threading.Event()
         self._process = subprocess.Popen(  # noqa: S603 - our own command, and nothing that a stranger typed
-            list(command),
+            [*_ends_with_this_process(), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -68,7 +86,6 @@ class ChildServer:
             errors="replace",
             # Ctrl-C reaches this process alone, which then stops its servers in its own order.
             process_group=0,
-            preexec_fn=_ends_with_this_process(),
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"homing reads {name}")
         self._reader.start()
@@ -118,25 +135,6 @@ class ChildServer:
         self._reader.join(STOP_SECONDS)
         assert self._process.stderr is not None
         self._process.stderr.close()
-
-
-_PR_SET_PDEATHSIG: Final = 1
-"""`prctl(2)`: the signal that a process gets when the thread that made it has ended. It outlives `exec`."""
-
-
-def _ends_with_this_process() -> Callable[[], None] | None:
-    """What a child calls before it runs its program, to be told to stop when this process has ended; None if there is no way."""
-    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
-        return None  # of another thread, the end would be taken for the process's
-    # Loaded here: a child that was forked may do little.
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended in between
-            signal.raise_signal(signal.SIGTERM)
-
-    return ask
 
 
 _open: Final[set[ChildServer]] = set()
