@@ -27,7 +27,7 @@ def worker(socket_dir: str, worker_id: str) -> None:
     from starlette.routing import Route
 
     from homing.forwarding.forwarder import Forwarder, replayable
-    from homing.forwarding.receiver import serve_private_socket
+    from homing.forwarding.private_socket import serve_private_socket
     from homing.types import Reason, WorkerId
 
     counts: dict[str, int] = {}

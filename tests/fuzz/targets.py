@@ -47,7 +47,8 @@ from homing.forwarding.frames import (
     frame,
     request_head,
 )
-from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import Receiver
 from homing.identity import mcp_token_session_id
 from homing.identity.cookie import ClockedSigner, SignedCookieReader
 from homing.rundir import boot_id, is_worker_id, new_worker_id

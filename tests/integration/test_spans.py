@@ -19,7 +19,7 @@ from tests.support.running import ROOT, environment
 
 from homing.errors import OwnerRefusedError
 from homing.forwarding.base import HOP_SCOPE_KEY
-from homing.forwarding.receiver import serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.replay import replayable
 from homing.routing.spans import TracingForwarder
 from homing.rundir import new_worker_id, worker_socket_path

@@ -35,7 +35,7 @@ from homing.directory.ownership import Entry
 from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
-from homing.forwarding.receiver import serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
 from homing.rundir import new_worker_id, worker_socket_path
 from homing.types import WorkerId
 

@@ -3,7 +3,8 @@
 from homing.forwarding.base import HOP_SCOPE_KEY, Answer, Hop
 from homing.forwarding.forwarder import Forwarder
 from homing.forwarding.frames import crossable_extensions
-from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import Receiver
 from homing.forwarding.replay import Replayable, replayable
 
 __all__ = [

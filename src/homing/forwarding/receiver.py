@@ -3,9 +3,10 @@
 The socket is 0600 in a 0700 directory, and whoever connects must have this process's user ID: a request's origin is the
 socket it came through, which no client reaches, never something that a client can send.
 
-Invariant: every app call, connection and descriptor here ends before `aclose` returns, and the socket's file goes last.
+Invariant: every app call, connection and descriptor here ends before `aclose` returns.
 
-Not here: one request's events (`exchange.py`); who may be served (the app that is called: `homing.routing`).
+Not here: the socket itself (`private_socket.py`); one request's events (`exchange.py`); who may be served (the app that is called:
+`homing.routing`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,7 +42,6 @@ from homing.forwarding.frames import (
     request_scope,
 )
 from homing.forwarding.stream import FrameStream
-from homing.rundir import close_after_fork
 from homing.tasks import ended
 from homing.types import ASGIApp
 
@@ -412,77 +412,6 @@ def _spare_descriptor() -> int:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
-
-
-def _no_state() -> None:
-    return None
-
-
-@contextlib.asynccontextmanager
-async def serve_private_socket(
-    app: ASGIApp,
-    path: str,
-    backlog: int = 2048,
-    *,
-    state: Callable[[], dict[str, Any] | None] = _no_state,
-    on_ask: OnAsk | None = None,
-    on_show: OnShow | None = None,
-    idle_seconds: float = 30.0,
-    context: contextvars.Context | None = None,
-) -> AsyncIterator[Receiver]:
-    """Listen on a worker's private socket, and call `app` for each request that another worker sends.
-
-    Args:
-        app: Called with `scope["homing.hop"]`, a `Hop`; it calls `mine` or `not_mine` before anything else.
-        path: Where the socket is bound, 0600; removed when this ends, as the last thing.
-        state: This worker's lifespan state; each request gets a copy, as servers give it. None: no such key.
-        on_ask: Answers a worker that asks for a session; without it, the answer is `Answer.NOT_MINE`.
-        on_show: Answers whoever asks what sessions are here; without it, the answer is empty.
-        idle_seconds: How long an unused connection is kept. More than the forwarder's, which lets go first.
-        context: Each request runs in a copy of it; None: of the caller's. Give the one that the server's own requests
-            run in: what an app sets in its lifespan is not seen by them.
-
-    Raises:
-        OSError: the socket cannot be bound, for one because the path exists.
-    """
-    listener, identity = _bind(path, backlog)
-    maker = os.getpid()
-    # A child with a copy would let connections to a dead worker wait, where they have to be refused.
-    undo = close_after_fork(listener)
-    receiver = Receiver(
-        app, path, listener, state=state, on_ask=on_ask, on_show=on_show, idle_seconds=idle_seconds, context=context
-    )
-    try:
-        yield receiver
-    finally:
-        try:
-            await receiver.aclose()
-        finally:
-            undo()
-            listener.close()
-            with contextlib.suppress(FileNotFoundError):
-                # A forked child, or whoever finds another socket at the path, does not remove it.
-                if os.getpid() == maker and _identity(path) == identity:
-                    os.unlink(path)
-
-
-def _bind(path: str, backlog: int) -> tuple[socket.socket, tuple[int, int]]:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.setblocking(False)
-        listener.bind(path)
-        os.chmod(path, 0o600)  # nobody can connect before `listen`
-        identity = _identity(path)
-        listener.listen(backlog)
-    except BaseException:
-        listener.close()
-        raise
-    return listener, identity
-
-
-def _identity(path: str) -> tuple[int, int]:
-    found = os.lstat(path)
-    return found.st_dev, found.st_ino
 
 
 def peer_uid(connected: socket.socket) -> int:

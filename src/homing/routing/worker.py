@@ -28,7 +28,8 @@ from homing.directory.base import Given
 from homing.errors import HomingError
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder
-from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import Receiver
 from homing.lifetime.base import SessionLifetimes
 from homing.placement import Placement, PlacementOptions
 from homing.routing.path_keys import PathKeys

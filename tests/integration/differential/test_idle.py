@@ -20,7 +20,8 @@ import pytest
 
 from homing.errors import OwnerBusyError, OwnerRefusedError, OwnerUnreachableError
 from homing.forwarding.forwarder import Forwarder
-from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import Receiver
 from homing.forwarding.replay import replayable
 from homing.rundir import new_worker_id, worker_socket_path
 from homing.types import Message, Reason, Receive, Scope, Send, WorkerId

@@ -11,7 +11,8 @@ from typing import Any
 
 from homing.forwarding.forwarder import Forwarder, replayable
 from homing.forwarding.frames import REQUEST, Request, frame, read_request
-from homing.forwarding.receiver import Receiver, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import Receiver
 from homing.types import ASGIApp, Message, Reason, Scope, WorkerId
 
 OWNER = WorkerId("a" * 32)

@@ -16,7 +16,7 @@ from tests.integration.forwarding.hop import OWNER, Run, mine, socket_directory
 from websockets.asyncio.client import connect
 
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.receiver import serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
 from homing.types import ASGIApp, Reason
 
 

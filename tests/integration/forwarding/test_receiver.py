@@ -49,7 +49,8 @@ from homing.forwarding.frames import (
     frame,
     request_head,
 )
-from homing.forwarding.receiver import peer_uid, serve_private_socket
+from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.receiver import peer_uid
 
 STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 GET = frame(REQUEST, request_head(0, (), http_scope(), BODY_NONE, ()))
