@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,41 @@ def test_a_worker_that_dies_before_it_adopts_closes_the_connection_and_no_reply_
             assert client.recv(9) == b""
         client.close()
         await giving.aclose()
+
+    asyncio.run(play())
+
+
+GIVES_AND_DIES = """
+import asyncio, os, signal, sys
+from homing.rundir import new_worker_id
+from homing.runtime.handoff import Handoffs
+
+async def give(directory, owner, descriptor):
+    if Handoffs(directory, new_worker_id(), None).give(owner, int(descriptor), 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(give(*sys.argv[1:]))
+"""
+
+
+def test_a_connection_whose_giver_dies_before_it_is_adopted_is_served_where_it_was_given_to(tmp_path: Path) -> None:
+    async def play() -> None:
+        adopted, owner = Adopted(), new_worker_id()
+        taking = Handoffs(str(tmp_path), owner, adopted)
+        client, served = connected()
+        command = [sys.executable, "-c", GIVES_AND_DIES, str(tmp_path), owner, str(served.fileno())]
+        # It waits, and with it this loop: nothing is adopted before the giver is dead.
+        died = subprocess.run(command, pass_fds=[served.fileno()], check=False, timeout=60)
+        assert died.returncode == -signal.SIGKILL
+        served.close()
+        client.sendall(b"next")
+        connection, moves = await adopted.came.get()
+        assert (connection.recv(9), moves) == (b"next", 1)
+        connection.sendall(b"answered")
+        assert client.recv(99) == b"answered"
+        for each in (client, connection):
+            each.close()
+        await taking.aclose()
 
     asyncio.run(play())
 
