@@ -34,21 +34,11 @@ from homing.errors import (
 )
 from homing.forwarding.base import HOP_SCOPE_KEY
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.frames import (
-    ASK,
-    BODY_NONE,
-    BODY_OPEN,
-    BODY_WHOLE,
-    LAST,
-    MINE_FIRST,
-    REQUEST,
-    WHOLE,
-    encode_value,
-    frame,
-    request_head,
-)
+from homing.forwarding.frames import ASK, LAST, MINE_FIRST, REQUEST, WHOLE, frame
+from homing.forwarding.heads import BODY_NONE, BODY_OPEN, BODY_WHOLE, request_head
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import Receiver
+from homing.forwarding.values import encode_value
 from homing.identity import mcp_token_session_id
 from homing.identity.cookie import ClockedSigner, SignedCookieReader
 from homing.rundir import boot_id, is_worker_id, new_worker_id

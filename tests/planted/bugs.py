@@ -233,7 +233,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{_FORWARDING}/frames.py",
+                f"{_FORWARDING}/heads.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": list(dict(start.headers).items())}\n',
@@ -246,7 +246,7 @@ BUGS: Final = (
         "P5",
         (
             Change(
-                f"{_FORWARDING}/frames.py",
+                f"{_FORWARDING}/heads.py",
                 '    return {"type": "http.response.start", "status": start.status, "headers": start.headers}\n',
                 '    return {"type": "http.response.start", "status": start.status, '
                 '"headers": [(name.lower(), value) for name, value in start.headers]}\n',

@@ -2,7 +2,7 @@
 
 from homing.forwarding.base import HOP_SCOPE_KEY, Answer, Hop
 from homing.forwarding.forwarder import Forwarder
-from homing.forwarding.frames import crossable_extensions
+from homing.forwarding.heads import crossable_extensions
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import Receiver
 from homing.forwarding.replay import Replayable, replayable

@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Final
 from homing.forwarding.base import HOP_SCOPE_KEY
 from homing.forwarding.frames import (
     BODY,
-    BODY_NONE,
-    BODY_OPEN,
-    BODY_WHOLE,
     END,
     GONE,
     LAST,
@@ -31,15 +28,13 @@ from homing.forwarding.frames import (
     START,
     WHOLE,
     WHOLE_EVENT_BYTES,
-    MalformedFrameError,
-    Request,
     event_frame,
     pieces,
     read_event,
-    read_trailers,
-    start_head,
 )
+from homing.forwarding.heads import BODY_NONE, BODY_OPEN, BODY_WHOLE, Request, read_trailers, start_head
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES
+from homing.forwarding.values import MalformedFrameError
 from homing.types import Message, Reason, Scope
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ from homing.errors import (
     ReplyCutError,
 )
 from homing.forwarding.base import Answer
-from homing.forwarding.frames import ANSWER, ASK, BUSY, MalformedFrameError, decode_value, encode_value
+from homing.forwarding.frames import ANSWER, ASK, BUSY
 from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
 from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
+from homing.forwarding.values import MalformedFrameError, decode_value, encode_value
 from homing.histogram import Histogram
 from homing.rundir import worker_socket_path
 from homing.tasks import ended

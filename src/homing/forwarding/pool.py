@@ -15,8 +15,9 @@ from collections import deque
 from typing import Final, Protocol
 
 from homing.errors import OwnerBusyError, OwnerRefusedError
-from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX, PULL, WHOLE, MalformedFrameError
+from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX, PULL, WHOLE
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
+from homing.forwarding.values import MalformedFrameError
 from homing.histogram import Histogram
 from homing.types import WorkerId
 

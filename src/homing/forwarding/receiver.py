@@ -26,22 +26,10 @@ from typing import Any, Final
 
 from homing.forwarding.base import Answer
 from homing.forwarding.exchange import ReceivedRequest
-from homing.forwarding.frames import (
-    ANSWER,
-    ASK,
-    BUSY,
-    FROM_FORWARDER,
-    PREFIX_BYTES,
-    REQUEST,
-    SHOW,
-    SHOWN,
-    MalformedFrameError,
-    decode_value,
-    encode_value,
-    read_request,
-    request_scope,
-)
+from homing.forwarding.frames import ANSWER, ASK, BUSY, FROM_FORWARDER, PREFIX_BYTES, REQUEST, SHOW, SHOWN
+from homing.forwarding.heads import read_request, request_scope
 from homing.forwarding.stream import FrameStream
+from homing.forwarding.values import MalformedFrameError, decode_value, encode_value
 from homing.tasks import ended
 from homing.types import ASGIApp
 

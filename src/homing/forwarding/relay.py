@@ -26,10 +26,6 @@ from homing.errors import (
 )
 from homing.forwarding.frames import (
     BODY,
-    BODY_ASKED,
-    BODY_NONE,
-    BODY_OPEN,
-    BODY_WHOLE,
     BUSY,
     EARLY_BODY_BYTES,
     END,
@@ -41,16 +37,22 @@ from homing.forwarding.frames import (
     START,
     WHOLE,
     WHOLE_EVENT_BYTES,
-    MalformedFrameError,
     event_frame,
     pieces,
     read_event,
+)
+from homing.forwarding.heads import (
+    BODY_ASKED,
+    BODY_NONE,
+    BODY_OPEN,
+    BODY_WHOLE,
     read_start,
     request_head,
     trailers_head,
 )
 from homing.forwarding.pool import WHOLE_AT_ONCE, Frame, OwnerConnection
 from homing.forwarding.replay import Replayable
+from homing.forwarding.values import MalformedFrameError
 from homing.types import Message, Reason, Scope, Send
 
 

@@ -13,7 +13,8 @@ import asyncio
 import logging
 from typing import Final, cast
 
-from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX, PREFIX_BYTES, MalformedFrameError
+from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX, PREFIX_BYTES
+from homing.forwarding.values import MalformedFrameError
 from homing.rundir import close_after_fork
 
 logger = logging.getLogger(__name__)

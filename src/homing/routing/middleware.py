@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from homing.errors import HomingError, ReplyCutError, ReplyError
 from homing.forwarding.base import HOP_SCOPE_KEY, Hop
-from homing.forwarding.frames import crossable_extensions
+from homing.forwarding.heads import crossable_extensions
 from homing.forwarding.replay import replayable
 from homing.identity import HeadLearner, Identity, Learner, Named
 from homing.lifetime import ENDED_SCOPE_KEY

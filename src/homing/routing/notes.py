@@ -1,6 +1,6 @@
 """What a request says about its session, as it crosses the hop with it: the owner does not read it a second time.
 
-Not here: the frame that carries it (`homing.forwarding.frames`), and what is done about it (`route.py`).
+Not here: the frame that carries it (`homing.forwarding.heads`), and what is done about it (`route.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from typing import Final
 import msgspec
 
 from homing.directory.base import Why
-from homing.forwarding.frames import PREFIX_BYTES, SHOW, SHOWN, encode_value
+from homing.forwarding.frames import PREFIX_BYTES, SHOW, SHOWN
+from homing.forwarding.values import encode_value
 from homing.routing.shown import EndedSession, Shown, ShownSession
 from homing.rundir import SESSION_OWNERS_DIR, boot_id, worker_socket_path
 from homing.types import WorkerId

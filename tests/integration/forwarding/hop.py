@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.frames import REQUEST, Request, frame, read_request
+from homing.forwarding.frames import REQUEST, frame
+from homing.forwarding.heads import Request, read_request
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import Receiver
 from homing.types import ASGIApp, Message, Reason, Scope, WorkerId

@@ -20,7 +20,7 @@ from tests.integration.forwarding.hop import (
 )
 
 from homing.errors import RemoteAppError
-from homing.forwarding.frames import NotCarriedError
+from homing.forwarding.values import NotCarriedError
 
 START = {
     "type": "http.response.start",

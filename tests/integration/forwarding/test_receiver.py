@@ -34,8 +34,6 @@ from homing.errors import OwnerUnreachableError
 from homing.forwarding.frames import (
     ANSWER,
     ASK,
-    BODY_NONE,
-    BODY_WHOLE,
     BUSY,
     END,
     GONE,
@@ -47,8 +45,8 @@ from homing.forwarding.frames import (
     SHOWN,
     WHOLE,
     frame,
-    request_head,
 )
+from homing.forwarding.heads import BODY_NONE, BODY_WHOLE, request_head
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import peer_uid
 

@@ -9,26 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from homing.forwarding.frames import (
+from homing.forwarding.frames import PIECE_BYTES, event_frame, pieces, read_event
+from homing.forwarding.heads import (
     BODY_NONE,
     BODY_OPEN,
     BODY_WHOLE,
-    MAX_HEAD_BYTES,
-    PIECE_BYTES,
-    MalformedFrameError,
-    NotCarriedError,
     crossable_extensions,
-    decode_value,
-    encode_value,
-    event_frame,
-    pieces,
-    read_event,
     read_request,
     read_start,
     request_head,
     request_scope,
     start_head,
 )
+from homing.forwarding.values import MAX_HEAD_BYTES, MalformedFrameError, NotCarriedError, decode_value, encode_value
 
 busy_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
