@@ -46,7 +46,7 @@ MODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A bound on the ratio of two cells, from the project's performance goals."""
+    """A bound on the ratio of two cells, from the project's performance goals; with `less`, of what both have beyond a third."""
 
     text: str
     top: Key
@@ -54,6 +54,7 @@ class Goal:
     bound: float | None
     figure: str = "cpu_us"
     at_least: bool = False
+    less: Key | None = None
 
 
 SERVED: Final = "served where it arrives ÷ two unrouted workers"
@@ -72,6 +73,13 @@ GOALS: Final = (
     Goal(f"{INTERLEAVED}, sat", ("H0", "inter", "sat"), ("B", "inter", "sat"), 0.90),
     Goal(f"{INTERLEAVED}, paced", ("H0", "inter", "paced"), ("B", "inter", "paced"), 1.00),
     Goal(f"{AIOHTTP}, sat", ("H0", "remote", "sat"), ("D", "remote", "sat"), 0.45),
+    Goal(
+        "the hop alone: what it adds to a request ÷ what the aiohttp hop adds, sat",
+        ("H0", "remote", "sat"),
+        ("D", "remote", "sat"),
+        0.45,
+        less=("A2", "local", "sat"),
+    ),
     Goal(ONE, ("H0", "remote", "c1"), ("B", "local", "c1"), 1.10, "p50_us"),
     Goal(f"{MOVED}, sat", ("H", "remote", "sat"), ("B", "local", "sat"), 0.80),
     Goal(f"{MOVED}, paced", ("H", "remote", "paced"), ("B", "local", "paced"), 0.80),
@@ -122,8 +130,13 @@ def figures(result: Result, key: Key, figure: str) -> list[float | None]:
 
 def ratio(result: Result, goal: Goal) -> Spread | None:
     """The ratio formed inside each round; None if no round has both cells."""
-    pairs = zip(figures(result, goal.top, goal.figure), figures(result, goal.bottom, goal.figure), strict=True)
-    ratios = [top / bottom for top, bottom in pairs if top and bottom]
+    tops, bottoms = figures(result, goal.top, goal.figure), figures(result, goal.bottom, goal.figure)
+    less = figures(result, goal.less, goal.figure) if goal.less else [0.0] * len(tops)
+    ratios = [
+        (top - shared) / (bottom - shared)
+        for top, bottom, shared in zip(tops, bottoms, less, strict=True)
+        if top and bottom and shared is not None
+    ]
     return spread(ratios) if ratios else None
 
 
