@@ -210,6 +210,8 @@ class Receiver:
         self._spare = _spare_descriptor()
         self._accepting = self.loop.create_task(self._accept())
         self.closed = False
+        self.ends_websockets = False
+        """A WebSocket that is accepted is closed at once."""
 
     def __repr__(self) -> str:
         return f"<Receiver: {self.in_flight} in flight, {len(self.connections)} connections>"
@@ -218,6 +220,12 @@ class Receiver:
     def in_flight(self) -> int:
         """Requests whose app call has not returned, and questions not answered yet."""
         return len(self.requests) + len(self._tasks)
+
+    def end_websockets(self) -> None:
+        """Close those that are open, and those to come: nothing else would end them before their time is over."""
+        self.ends_websockets = True
+        for request in list(self.requests):
+            request.end_websocket()
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is in flight, and all replies are sent; False if that takes more than `timeout_seconds`.
