@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import raw
 from tests.support.running import HOMING, ROOT, Running, environment, running, until, wait_until_gone
 
 from homing.watch.servers import look_at
@@ -271,6 +273,28 @@ def test_a_connection_that_cannot_move_is_told_to_be_made_anew() -> None:
                 assert mine.ask("GET", "/")[0] == 200
             assert drain.process.poll() is None, "its session is open"
             assert start(server.port)[1] != old
+
+
+def test_websockets_of_a_worker_that_leaves_are_closed_alike_wherever_they_arrived() -> None:
+    async def test(server: Running) -> None:
+        session, old = start(server.port)
+        # With all but one chance in 2,000 at each worker at least one.
+        async with contextlib.AsyncExitStack() as stack:
+            clients = []
+            for _ in range(12):
+                wire = await stack.enter_async_context(raw.connect(("127.0.0.1", server.port)))
+                clients.append(raw.WebSocketWire(wire))
+                assert (await clients[-1].open(f"/sessions/{session}/socket")).status == 101
+                assert (await clients[-1].frame()).opcode == raw.TEXT
+            with drained(server, old) as drain:
+                ends = [await each.frame(timeout_seconds=20) for each in clients]
+                assert {(each.opcode, each.close_code) for each in ends} == {(raw.CLOSE, 1012)}
+                assert drain.end()[0] == 0
+        assert "Traceback" not in server.log
+
+    # The sessions outlast the drain; what is being served could go on for longer than the test.
+    with serving("--drain-timeout", "1", "--timeout-graceful-shutdown", "60") as server:
+        asyncio.run(test(server))
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,9 @@ logger = logging.getLogger("homing.forwarding.receiver")
 
 _REASONS: Final = tuple(Reason)
 
+SERVICE_RESTART: Final = 1012
+"""The close code of a server that stops (IANA's registry of WebSocket close codes), and uvicorn's."""
+
 
 class ClientGoneError(OSError):
     """The client, or the worker that it is connected to, has left; raised by `send` where the server's would raise."""
@@ -66,6 +69,8 @@ class ReceivedRequest:
     unsent_start: bytes | None = None
     """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
     _started = False
+    _accepted = False
+    """A WebSocket that the app has accepted, and has not closed."""
     _trailers = False
     _first_due = False
     """The app has not taken the event that a request without a body begins with, and most such apps never do."""
@@ -288,6 +293,12 @@ class ReceivedRequest:
             raise RuntimeError("a forwarded request is answered after the hop's mine()")
         else:
             self._write(connection, *event_frame(message))
+            if kind == "websocket.accept":
+                self._accepted = True
+                if connection.receiver.ends_websockets:
+                    self.end_websocket()
+            elif kind == "websocket.close":
+                self._accepted = False
 
     async def _send_pieces(self, connection: PeerConnection, body: bytes) -> bytes:
         """Write a large body event in pieces, each when the one before it was taken; returns what is left: nothing."""
@@ -325,6 +336,17 @@ class ReceivedRequest:
         if not started:
             connection.loop.call_soon(connection.receiver.flush_started)
         started.append(self)
+
+    def end_websocket(self) -> None:
+        """This worker stops: close a WebSocket that is open, and tell its app, as a server that stops does with its own."""
+        connection = self._connection
+        if connection is None or self._gone is not None or not self._accepted:
+            return
+        self._accepted = False
+        self._write(connection, *event_frame({"type": "websocket.close", "code": SERVICE_RESTART, "reason": ""}))
+        self._gone = {"type": "websocket.disconnect", "code": SERVICE_RESTART}
+        if self._arrived is not None:
+            self._arrived.set()
 
     # --- the app ---
 

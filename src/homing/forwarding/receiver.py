@@ -50,6 +50,9 @@ _SENDS_WITHIN_SECONDS: Final = 1.0
 
 _BUSY_FRAME: Final = BUSY.to_bytes(PREFIX_BYTES, "little")
 _LAST_ANSWERS_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.05
+"""How often to look whether what was written has been sent: a transport tells nobody when it has."""
+
 _SHOWN_WITHIN_SECONDS: Final = 5.0
 
 
@@ -127,6 +130,11 @@ class PeerConnection(FrameStream):
     def malformed(self) -> None:
         self.receiver.counters.malformed += 1
 
+    @property
+    def unsent(self) -> bool:
+        """A part of what was written is still here: the client of a reply that is complete may take long to read it."""
+        return not self.lost and self.transport.get_write_buffer_size() > 0
+
     def exchange_ended(self) -> None:
         """The request or the question is done with; the connection takes another."""
         self._request = None
@@ -190,6 +198,8 @@ class Receiver:
         self._spare = _spare_descriptor()
         self._accepting = self.loop.create_task(self._accept())
         self.closed = False
+        self.ends_websockets = False
+        """A WebSocket that is accepted is closed at once."""
 
     def __repr__(self) -> str:
         return f"<Receiver: {self.in_flight} in flight, {len(self.connections)} connections>"
@@ -199,17 +209,32 @@ class Receiver:
         """Requests whose app call has not returned, and questions not answered yet."""
         return len(self.requests) + len(self._tasks)
 
+    def end_websockets(self) -> None:
+        """Close those that are open, and those to come: nothing else would end them before their time is over."""
+        self.ends_websockets = True
+        for request in list(self.requests):
+            request.end_websocket()
+
     async def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is in flight; False if that takes more than `timeout_seconds`. New requests are taken."""
+        """Wait until nothing is in flight, and all replies are sent; False if that takes more than `timeout_seconds`.
+
+        New requests are taken.
+        """
         try:
             async with asyncio.timeout(timeout_seconds):
-                while self.in_flight:
+                while self.in_flight or self._unsent():
+                    if not self.in_flight:
+                        await asyncio.sleep(_LOOK_SECONDS)
+                        continue
                     self.nothing_in_flight = self.nothing_in_flight or asyncio.Event()
                     self.nothing_in_flight.clear()
                     await self.nothing_in_flight.wait()
         except TimeoutError:
-            return not self.in_flight
+            return not self.in_flight and not self._unsent()
         return True
+
+    def _unsent(self) -> bool:
+        return any(connection.unsent for connection in self.connections)
 
     async def aclose(self) -> None:
         """Stop listening, let what has arrived be answered, cancel what takes longer, drop all connections.
@@ -311,7 +336,9 @@ class Receiver:
     def _drop_idle(self, used_before: float, *, keep_fresh: bool = False) -> None:
         for connection in list(self.connections):
             idle = not connection.busy and not connection.inside_a_frame and connection.idle_since <= used_before
-            if idle and not (keep_fresh and connection.fresh):
+            if idle and connection.unsent:
+                connection.idle_since = self.loop.time()  # dropped now, a reply that its app has completed would be cut
+            elif idle and not (keep_fresh and connection.fresh):
                 connection.abort()
 
     def _tick(self) -> None:

@@ -98,7 +98,7 @@ class ReplyLearner:
         if self._events is not None:
             return Learned(found, (message,))
         # The status and headers of what is held back wait too: once they left, a session that cannot be recorded has no 500.
-        self._held.append(message)
+        self._hold(message)
         self._held_ids = found
         return Learned((), ())
 
@@ -138,7 +138,7 @@ class ReplyLearner:
     # --- a JSON reply ---
 
     def _read_json(self, message: Message) -> Learned:
-        self._held.append(message)
+        self._hold(message)
         kind = message["type"]
         if kind != "http.response.body":
             # A file that the server sends by itself cannot be read here; anything else keeps its place.
@@ -170,7 +170,7 @@ class ReplyLearner:
     # --- a reply that begins in a shape of its own ---
 
     def _read_opening(self, message: Message) -> Learned:
-        self._held.append(message)
+        self._hold(message)
         if message["type"] != "http.response.body":
             return self._released() if message["type"] in _UNREADABLE else Learned((), ())
         self._body += message.get("body", b"")
@@ -222,6 +222,15 @@ class ReplyLearner:
         return self._finished(({"type": "http.response.body", "body": rest, "more_body": True}, message))
 
     # --- shared ---
+
+    def _hold(self, message: Message) -> None:
+        """Keep an event as it is now: a server is done with it as `send` returns, so an app may use its parts for the next."""
+        held = dict(message)
+        if "headers" in held:
+            held["headers"] = list(held["headers"])
+        if "body" in held and type(held["body"]) is not bytes:
+            held["body"] = bytes(memoryview(held["body"]))
+        self._held.append(held)
 
     def _new(self, texts: Iterable[str]) -> tuple[SessionId, ...]:
         """Those of the texts that are session IDs, and news."""

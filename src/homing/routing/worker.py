@@ -231,6 +231,8 @@ class Worker:
         # comes would take the whole graceful limit, and then cut off what had come.
         self.drained = True
         if self._receiver is not None:
+            # The server has closed those that it accepted itself, and whoever stops too has closed its own by now.
+            self._receiver.end_websockets()
             await self._receiver.drain(max(deadline - self._clock.monotonic(), 0.0))
 
     def _drain_until(self) -> float:

@@ -48,7 +48,7 @@ from homing.forwarding.frames import (
 )
 from homing.forwarding.heads import BODY_NONE, BODY_WHOLE, request_head
 from homing.forwarding.private_socket import serve_private_socket
-from homing.forwarding.receiver import peer_uid
+from homing.forwarding.receiver import Receiver, peer_uid
 
 STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 GET = frame(REQUEST, request_head(0, (), http_scope(), BODY_NONE, ()))
@@ -367,6 +367,79 @@ def test_idle_connections_are_let_go_and_busy_ones_kept(run: Run) -> None:
                 assert await busy.ended()
                 idle.close()
                 busy.close()
+
+    run(test())
+
+
+class SlowReader(Server):
+    """A client that takes nothing until `open` is set, and the app that answers it."""
+
+    receiver: Receiver
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open.clear()
+        self.complete = asyncio.Event()
+        """Set once the app has sent its whole reply, of which the owner has a part still to send."""
+        self.size = 0
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send until some of it stays with the owner, and complete the reply with that."""
+        await send(STARTED)
+        while not self.unsent:
+            self.size += 40_000
+            await send({"type": "http.response.body", "body": b"x" * 40_000, "more_body": True})
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b""})
+        self.complete.set()
+
+    @property
+    def unsent(self) -> bool:
+        return any(each.transport.get_write_buffer_size() for each in self.receiver.connections)
+
+    def assert_whole(self) -> None:
+        assert self.sent_bytes == self.size
+        assert self.sent[-1]["more_body"] is False
+
+
+def test_a_complete_reply_is_not_cut_however_long_its_client_takes_to_read_it(run: Run) -> None:
+    """The connection carries nothing new meanwhile, and is not idle."""
+
+    async def test() -> None:
+        client = SlowReader()
+        async with hop(client.app, idle_seconds=0.04) as (forwarder, receiver):
+            client.receiver = receiver
+            asked = asyncio.create_task(forward(forwarder, client))
+            await client.complete.wait()
+            await asyncio.sleep(0.2)
+            assert client.unsent
+            client.open.set()
+            assert await asked
+            client.assert_whole()
+            while receiver.connections:  # now it is
+                await asyncio.sleep(0.01)
+
+    run(test())
+
+
+def test_a_drain_waits_until_complete_replies_are_sent(run: Run) -> None:
+    async def test() -> None:
+        client = SlowReader()
+        async with hop(client.app) as (forwarder, receiver):
+            client.receiver = receiver
+            asked = asyncio.create_task(forward(forwarder, client))
+            await client.complete.wait()
+            while receiver.in_flight:
+                await asyncio.sleep(0)
+            assert not await receiver.drain(0.1)
+            draining = asyncio.create_task(receiver.drain(10))
+            await asyncio.sleep(0.1)
+            assert not draining.done()
+            client.open.set()
+            assert await draining
+            await receiver.aclose()
+            assert await asked
+            client.assert_whole()
 
     run(test())
 

@@ -207,3 +207,49 @@ def test_a_disconnect_is_given_again_to_an_app_that_asks_again(run: Run) -> None
         assert seen == [LEAVES, LEAVES]
 
     run(test())
+
+
+def test_a_worker_that_stops_closes_the_websockets_of_others_as_a_server_does_its_own(run: Run) -> None:
+    """1012, and the app is told so; one that is accepted after that is closed as it opens, and one that is refused is not."""
+
+    async def test() -> None:
+        seen: list[Event] = []
+        accepts = asyncio.Event()
+        refused: list[Exception] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            seen.append(await receive())
+            if scope["path"] == "/late":
+                await accepts.wait()
+            if scope["path"] == "/refused":
+                await accepts.wait()
+                await send({"type": "websocket.close", "code": 4403, "reason": "no"})
+                return
+            await send({"type": "websocket.accept"})
+            seen.append(await receive())
+            try:
+                await send({"type": "websocket.send", "text": "too late"})
+            except OSError as error:
+                refused.append(error)
+
+        clients = {path: Server(CONNECT) for path in ("/open", "/late", "/refused")}
+        async with hop(app) as (forwarder, receiver):
+            asked = [
+                asyncio.create_task(forward(forwarder, client, websocket_scope(path=path)))
+                for path, client in clients.items()
+            ]
+            await clients["/open"].until(lambda: bool(clients["/open"].sent))
+            while len(seen) < len(clients):
+                await asyncio.sleep(0)
+            receiver.end_websockets()
+            accepts.set()
+            assert await receiver.drain(10)
+            assert all(await asyncio.gather(*asked))
+        closed = {"type": "websocket.close", "code": 1012, "reason": ""}
+        for path in ("/open", "/late"):
+            assert [event["type"] for event in clients[path].sent] == ["websocket.accept", "websocket.close"]
+            assert clients[path].sent[-1] == closed
+        assert [event["code"] for event in clients["/refused"].sent] == [4403]
+        assert seen.count({"type": "websocket.disconnect", "code": 1012}) == len(refused) == 2
+
+    run(test())

@@ -218,6 +218,21 @@ def test_a_key_that_json_may_write_in_several_ways_is_found() -> None:
     assert learned(learner(identity), start(200, JSON), part(b'{"a\\/b":"j"}')) == ["j"]
 
 
+def test_what_is_held_back_leaves_as_it_was_sent_though_the_app_uses_its_parts_again() -> None:
+    text, buffer = json.dumps({"x": {"id": "new"}, "more": "abcdefgh" * 20}).encode(), bytearray(16)
+    head = start(200, JSON)
+    reading, event, left = learner(BODY), {"type": "http.response.body"}, []
+    left += reading.feed(head).messages
+    head["headers"].clear()
+    for n in range(0, len(text), len(buffer)):
+        buffer[: len(text[n : n + 16])] = text[n : n + 16]
+        event |= {"body": memoryview(buffer)[: len(text[n : n + 16])], "more_body": n + 16 < len(text)}
+        left += reading.feed(event).messages
+    assert body_of(left) == text
+    assert left[0]["headers"]
+    assert [each["more_body"] for each in left[1:]] == [True] * (len(left) - 2) + [False]
+
+
 def test_a_json_reply_over_the_limit_passes_unlearned_and_at_once() -> None:
     body = b'{"x":{"id":"j"},"y":"' + b"y" * 2_000 + b'"}'
     declared = learner(BODY)
