@@ -18,6 +18,7 @@ __all__ = ["BUGS", "Bug", "Change"]
 
 RULES: Final = "tests/integration/seeds/test_protocol_rules.py"
 OWNERS: Final = "tests/contract/test_owners.py"
+RECEIVER: Final = "tests/integration/forwarding/test_receiver.py"
 FAILURES: Final = "tests/integration/forwarding/test_failures.py"
 
 ENGINEIO: Final = "tests/unit/identity/test_engineio.py"
@@ -227,6 +228,53 @@ BUGS: Final = (
             ),
         ),
         ("tests/unit/routing/test_sticky.py::test_an_ended_session_is_kept_no_longer_than_an_idle_one",),
+    ),
+    Bug(
+        "a complete reply that its client is slow to read is cut as an idle connection",
+        "P5",
+        (
+            Change(
+                f"{_FORWARDING}/receiver.py",
+                "            if idle and connection.unsent:\n",
+                "            if idle and not connection:\n",
+            ),
+        ),
+        (f"{RECEIVER}::test_a_complete_reply_is_not_cut_however_long_its_client_takes_to_read_it",),
+    ),
+    Bug(
+        "a worker leaves before what its sessions were answered is sent",
+        "P4, P5",
+        (
+            Change(
+                f"{_FORWARDING}/receiver.py",
+                "                while self.in_flight or self._unsent():\n",
+                "                while self.in_flight:\n",
+            ),
+        ),
+        (f"{RECEIVER}::test_a_drain_waits_until_complete_replies_are_sent",),
+    ),
+    Bug(
+        "a worker that leaves lets forwarded WebSockets wait for the graceful limit",
+        "P5",
+        (Change(f"{_ROUTING}/worker.py", "            self._receiver.end_websockets()\n", ""),),
+        (
+            "tests/processes/test_drain.py::test_websockets_of_a_worker_that_leaves_are_closed_alike_wherever_they_arrived",
+        ),
+    ),
+    Bug(
+        "what is held back of a reply is what the app makes of it until it leaves",
+        "P5",
+        (
+            Change(
+                f"{_IDENTITY}/learned.py",
+                "        held = dict(message)\n",
+                "        self._held.append(message)\n        return\n        held = dict(message)\n",
+            ),
+        ),
+        (
+            "tests/unit/identity/test_learned.py"
+            "::test_what_is_held_back_leaves_as_it_was_sent_though_the_app_uses_its_parts_again",
+        ),
     ),
     Bug(
         "of several headers of one name, a forwarded reply keeps the last (Set-Cookie)",
