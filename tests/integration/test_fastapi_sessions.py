@@ -53,3 +53,19 @@ def test_a_cookie_that_the_app_rejects_names_no_session(server: Served) -> None:
         return [await add(server.url, "one", cookie) for cookie in cookies]
 
     assert [reply.status for reply in asyncio.run(tampered())] == [401] * 4
+
+
+@pytest.mark.parametrize("app", ["app", "wrapped"])
+def test_an_app_with_a_root_path_of_its_own_keeps_sessions_with_and_without_that_prefix(app: str) -> None:
+    """FastAPI puts it into the scope once it is called, which is after the router has looked at the path."""
+
+    async def play(url: str) -> list[object]:
+        session = (await plain_http.request(f"{url}/sessions", "POST")).json()["id"]
+        replies = [await plain_http.request(f"{url}/sessions/{session}/step", "POST") for _ in range(3)]
+        return [reply.json() for reply in replies]
+
+    options = ("--session", "path:/sessions/{session}", "--learn", "body:id@/sessions", "--start", "POST /sessions")
+    with served(f"tests.support.root_path_app:{app}", *options, "--scatter") as server:
+        for prefix in ("", "/api"):
+            for _ in range(4):
+                assert asyncio.run(play(server.url + prefix)) == [{"steps": number} for number in (1, 2, 3)]

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,69 @@ def ending_app(raised: type[BaseException] | None) -> ASGIApp:
             raise raised
 
     return app
+
+
+def test_a_session_stays_while_a_handler_on_a_thread_touches_it(tmp_path: Path) -> None:
+    """Frameworks run plain functions on threads. The look at the record lets the loop run, which is about to let go of it."""
+    looked, over = threading.Event(), threading.Event()
+    answer = asyncio.Event()
+    owners_inside: list[object] = []
+
+    def touch(scope: Any) -> None:
+        with homing.serving(scope, "touched"):
+            assert over.wait(10)
+            owners_inside.append(scope["owner of"]("touched"))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        status = 200
+        if scope["path"] == "/touch":
+            assert used[0].worker is not None
+            scope["owner of"] = used[0].worker.owners.owner
+            await asyncio.to_thread(touch, scope)
+        elif scope["path"] == "/refused":
+            await answer.wait()
+            status = 404
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    used: list[homing.SessionRoutingMiddleware] = []
+
+    async def test() -> None:
+        async with routed(app, tmp_path, unowned="adopt") as (router, wire):
+            used.append(router)
+            assert router.worker is not None
+            owners, records = router.worker.owners, router.worker.owners._records
+            async with connect(wire.remote) as refused, connect(wire.remote) as touching:
+                # A request that leaves nothing behind: its session goes with it.
+                first = asyncio.create_task(call(refused, "touched", path="/refused"))
+                while not owners.served_now("touched"):
+                    await asyncio.sleep(0.001)
+                loop_thread, names_us = threading.get_ident(), records.names_us
+                touched = key_digest(SESSION_KIND + router.worker._app, "touched")
+
+                def slow(name: str) -> bool:
+                    found = names_us(name)
+                    if name == touched:
+                        looked.set()
+                        assert threading.get_ident() == loop_thread or over.wait(10)
+                    return found
+
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(records, "names_us", slow)
+                    second = asyncio.create_task(call(touching, "another", path="/touch"))
+                    assert await asyncio.to_thread(looked.wait, 10)
+                answer.set()
+                assert (await first).status == 404
+                await call(wire, "another")  # the refused request has left
+                over.set()
+                assert (await second).status == 200
+            assert owners_inside == [router.worker.id]
+            await call(wire, "another")
+            assert owners.owner("touched") is None
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("raised", [None, ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])

@@ -17,6 +17,7 @@ from tests.support.raw import Reply, Wire
 from tests.support.recorder import note, read_body, respond, wait
 from tests.support.staged import SESSION, Staged, asked, call, open_staged
 
+from homing.forwarding.frames import EARLY_BODY_BYTES
 from homing.placement.board import BEAT_SECONDS, DRAINS, ROW_BYTES, SLOTS, TICKET, WAITING, Board
 from homing.rundir import RunDirectory, new_worker_id
 
@@ -197,6 +198,28 @@ def test_who_waits_too_long_is_answered_503_and_a_client_that_leaves_takes_no_on
             await waits(server, 1)
             assert (await post(first, holder, case, "/end")).status == 200
             assert (await stays).status == 200
+            assert server.stage.performances(left) == []
+
+    asyncio.run(test())
+
+
+def test_a_client_that_leaves_the_queue_is_missed_after_a_body_as_long_as_what_is_taken_early() -> None:
+    async def test() -> None:
+        async with limited("--max-sessions", "1", "--queue", "60", "--place", "balanced") as (server, wires, case):
+            (_, first), (other, second) = wires.items()
+            holder = server.new_session()
+            assert (await post(first, holder, case)).status == 200
+            left = server.script(read_body(), *respond())
+            async with server.connection(other) as leaving:
+                body = b" " * EARLY_BODY_BYTES
+                await leaving.send(asked(server.new_session(), left, method="POST", path="/start", body=body))
+                await waits(server, 1)
+                await asyncio.sleep(0.2)  # its body has been taken
+                leaving.abort()
+            async with asyncio.timeout(10):
+                await waits(server, 0)
+            assert (await post(first, holder, case, "/end")).status == 200
+            assert (await post_until_taken(second, server.new_session(), case)).status == 200
             assert server.stage.performances(left) == []
 
     asyncio.run(test())

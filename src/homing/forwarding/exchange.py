@@ -68,6 +68,8 @@ class ReceivedRequest:
     """The event that says that the client has left, once it is known."""
     unsent_start: bytes | None = None
     """The reply's start, for this turn of the event loop: a body that follows at once shares its frame."""
+    _in_pieces: asyncio.Event | None = None
+    """While a large body event is written in pieces; set once it is, or never will be."""
     _started = False
     _accepted = False
     """A WebSocket that the app has accepted, and has not closed."""
@@ -255,8 +257,11 @@ class ReceivedRequest:
             RuntimeError: the event is out of order, or the request is not this worker's.
         """
         connection = self._connection
-        if connection is not None and connection.write_paused:
-            await connection.writable()
+        while connection is not None and (connection.write_paused or self._in_pieces is not None):
+            if self._in_pieces is not None:
+                await self._in_pieces.wait()
+            else:
+                await connection.writable()
             connection = self._connection
         if connection is None or self._gone is not None:
             self._send_without_client(message)
@@ -272,23 +277,9 @@ class ReceivedRequest:
                 body = bytes(memoryview(body))
             more = bool(message.get("more_body", False))
             if len(body) > WHOLE_EVENT_BYTES:
-                body = await self._send_pieces(connection, body)
-                if more or self._connection is None or self._gone is not None:
-                    return
-            if more:
-                self._write(connection, BODY, b"", body)
-                return
-            if self._trailers:
-                # Not the end of the reply, so not LAST: that is END, when the app returns.
-                self._write(connection, *event_frame({"type": kind, "body": body, "more_body": False}))
-                return
-            if self.unsent_start is not None:
-                connection.write(WHOLE | self._flag, self.unsent_start, body)
-                self._flag = 0
-                self.unsent_start = None
+                await self._send_pieces(connection, body, more)
             else:
-                self._write(connection, LAST, b"", body)
-            self._let_go(connection)
+                self._send_body(connection, body, more)
         elif not self._decided:
             raise RuntimeError("a forwarded request is answered after the hop's mine()")
         else:
@@ -300,15 +291,50 @@ class ReceivedRequest:
             elif kind == "websocket.close":
                 self._accepted = False
 
-    async def _send_pieces(self, connection: PeerConnection, body: bytes) -> bytes:
-        """Write a large body event in pieces, each when the one before it was taken; returns what is left: nothing."""
-        for piece in pieces(body):
-            if connection.write_paused:
-                await connection.writable()
-            if self._connection is None or self._gone is not None:
-                break
-            self._write(connection, BODY, b"", piece)
-        return b""
+    def _send_body(self, connection: PeerConnection, body: bytes, more: bool) -> None:
+        if more:
+            self._write(connection, BODY, b"", body)
+            return
+        if self._trailers:
+            # Not the end of the reply, so not LAST: that is END, when the app returns.
+            self._write(connection, *event_frame({"type": "http.response.body", "body": body, "more_body": False}))
+            return
+        if self.unsent_start is not None:
+            connection.write(WHOLE | self._flag, self.unsent_start, body)
+            self._flag = 0
+            self.unsent_start = None
+        else:
+            self._write(connection, LAST, b"", body)
+        self._let_go(connection)
+
+    async def _send_pieces(self, connection: PeerConnection, body: bytes, more: bool) -> None:
+        """Write a large body event in pieces, each when the one before it was taken.
+
+        A server writes an event as one, whatever other tasks of the app send and whoever cancels the one that waits here. So
+        other events wait until this one is written, and a cancellation writes the rest of it at once.
+        """
+        self._in_pieces = written = asyncio.Event()
+        left = iter(pieces(body))
+        piece = next(left, None)
+        try:
+            while piece is not None and self._can_send:
+                if connection.write_paused:
+                    await connection.writable()
+                else:
+                    self._write(connection, BODY, b"", piece)
+                    piece = next(left, None)
+        finally:
+            while piece is not None and self._can_send:
+                self._write(connection, BODY, b"", piece)
+                piece = next(left, None)
+            if not more and self._can_send:
+                self._send_body(connection, b"", more)
+            self._in_pieces = None
+            written.set()
+
+    @property
+    def _can_send(self) -> bool:
+        return self._connection is not None and self._gone is None
 
     def _send_without_client(self, message: Message) -> None:
         if self._gone is None:

@@ -111,6 +111,8 @@ class Relay:
     """A WebSocket that was accepted and not closed."""
     _client_gone = False
     _pump: asyncio.Task[None] | None = None
+    _pulled = False
+    """The owner's app waits for what the client does next, and the pump is not done with the body yet."""
     _failure: Exception | None = None
     _pending: deque[Frame] | None = None
     """What was taken before *mine* and did not go with the first frame."""
@@ -307,6 +309,9 @@ class Relay:
     def pull_received(self) -> None:
         if self._pump is None or self._pump.done():
             self._start_pump()
+        else:
+            # The owner has the whole body, and the pump has yet to see that its last part was taken.
+            self._pulled = True
 
     def _start_pump(self) -> None:
         self._pump = pump = self._connection.pool.loop.create_task(self._take())
@@ -332,7 +337,9 @@ class Relay:
                 more = bool(event.get("more_body", False))
                 await self._put_body(event.get("body", b""), more)
                 if not more:
-                    return
+                    if not self._pulled:
+                        return
+                    self._pulled = False
             elif kind == "http.disconnect":
                 await self._put(GONE)
                 return

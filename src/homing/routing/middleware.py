@@ -35,6 +35,7 @@ from homing.routing.request import (
     RoutedRequest,
     new_session_id,
 )
+from homing.routing.root_path import app_with_root_path
 from homing.routing.route import LOOKS, Routing, enter_here, forward_at_once, owned_elsewhere
 from homing.routing.worker import Worker, fresh_worker_id
 from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
@@ -93,6 +94,7 @@ class SessionRoutingMiddleware:
         self._context: contextvars.Context | None = None
         self._fresh = fresh_worker_id()
         self._judges_routes = lifetimes.judges_routes
+        self._with_root_path = app_with_root_path(app)
         # Where nothing is routed, nothing is recorded, so nothing has to be learned.
         self._identity_of_replies = identity if self.routes else None
 
@@ -176,6 +178,10 @@ class SessionRoutingMiddleware:
             return
         hop: Hop | None = scope.pop(HOP_SCOPE_KEY, None)
         undecided = hop
+        # The scope as the app's routes see it: where the app sets its `root_path` by itself, it will.
+        seen = scope
+        if self._with_root_path is not None and self._with_root_path.root_path:
+            seen = {**scope, "root_path": self._with_root_path.root_path}
         cut: Callable[[], None] | None = scope.pop(ABORT_SCOPE_KEY, None)
         forwarded: Callable[[WorkerId], None] | None = scope.pop(FORWARDED_SCOPE_KEY, None)
         named: Named | None = None
@@ -185,10 +191,10 @@ class SessionRoutingMiddleware:
             return
         try:
             if hop is None:
-                named = self.identity.from_head(scope)
+                named = self.identity.from_head(seen)
                 if named is None:
                     forwarded = None
-                    named, receive = await self.identity.from_body(scope, receive)
+                    named, receive = await self.identity.from_body(seen, receive)
             else:
                 named = named_from(hop.note)
                 if hop.reason is Reason.SCATTERED:
@@ -252,12 +258,12 @@ class SessionRoutingMiddleware:
             scope["extensions"] = crossable_extensions(scope)
         # An app that mounts others, or strips a prefix, may change its scope in place: where the route will be judged once
         # the app is done, it is judged by a copy.
-        arrived = dict(scope) if self._judges_routes or named.start or named.end else scope
+        arrived = dict(seen) if self._judges_routes or named.start or named.end else scope
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
             scope[SESSION_ACQUIRE_SCOPE_KEY] = request.acquire
-        watch = ReplyWatch(request, scope, self._identity_of_replies, send, self.policy.sees_use)
+        watch = ReplyWatch(request, seen, self._identity_of_replies, send, self.policy.sees_use)
         if worker is not None:
             worker.served += 1
             worker.serving += 1

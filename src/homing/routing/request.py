@@ -108,7 +108,8 @@ class RoutedRequest:
         self.used = True
         if self._entry is not None or self._worker is None or self.session_id is None:
             return
-        self._entry = self._record(self._worker, self.session_id)
+        worker, session_id = self._worker, self.session_id
+        self._entry = worker.in_loop(lambda: self._record(worker, session_id))
 
     def learn(self, session_ids: Collection[SessionId]) -> None:
         """Record this worker as the owner of sessions that the app has made, before the bytes that name them leave.
@@ -224,9 +225,12 @@ class _Touch:
         self._serving = worker.owners.serving(session_id)
 
     def __enter__(self) -> None:
-        self._serving.__enter__()
+        self._worker.in_loop(self._serving.__enter__)
 
     def __exit__(self, *details: object) -> None:
+        self._worker.in_loop(self._leave)
+
+    def _leave(self) -> None:
         if self._worker.lifetimes.holds(self._session_id):
             # With no status, as a request that only counts: the client did not ask for this session, so one that has
             # ended stays ended.

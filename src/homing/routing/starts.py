@@ -129,11 +129,13 @@ class StartOnItsWay:
             await asyncio.Event().wait()
         taken = 0
         try:
-            while taken < EARLY_BODY_BYTES:
+            whole = False
+            while whole or taken < EARLY_BODY_BYTES:  # after the whole body nothing comes but the client's leave
                 event = await self._receive()
                 if event["type"] in _LEFT:
                     return
                 taken += len(event.get("body", b""))
+                whole = not event.get("more_body", False)
             await asyncio.Event().wait()
         finally:
             self._receive.rewind()

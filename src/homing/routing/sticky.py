@@ -194,7 +194,7 @@ def end(scope: Scope) -> None:
 
 
 def serving(scope: Scope, session_id: str) -> AbstractContextManager[None]:
-    """Enter this before a handler touches another session than its request's: it looks, and counts.
+    """Enter this before a handler touches another session than its request's: it looks, and counts. On any thread.
 
     Example:
         >>> with homing.serving(scope, "other"):  # doctest: +SKIP

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from homing.clock import SYSTEM_CLOCK, Clock
 from homing.directory import SessionOwners
@@ -36,7 +36,7 @@ from homing.routing.path_keys import PathKeys
 from homing.routing.shown import shown
 from homing.routing.sweeper import sweep_forever
 from homing.rundir import RunDirectory, new_worker_id, worker_socket_path
-from homing.tasks import ended
+from homing.tasks import call_in_loop, ended
 from homing.types import PATH, SESSION, ASGIApp, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ _DRAIN_POLL_SECONDS: Final = 0.05
 _ANSWERS: Final = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
 
 _current: Worker | None = None
+
+_T = TypeVar("_T")
 
 
 def worker_id() -> WorkerId:
@@ -125,6 +127,7 @@ class Worker:
         self._owner_timeout_seconds = owner_timeout_seconds
         self._clock = clock
         self._receiver: Receiver | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         with ExitStack() as opening:
             self.run_directory = opening.enter_context(RunDirectory.open(socket_dir))
             self.run_directory.tidy()
@@ -171,6 +174,7 @@ class Worker:
             context: Each request runs in a copy of it.
         """
         global _current  # noqa: PLW0603 - one process is one worker
+        self._loop = asyncio.get_running_loop()
         self._stack.push_async_callback(self.owners.aclose)
         self._stack.push_async_callback(self.path_keys.owners.aclose)
         try:
@@ -201,6 +205,19 @@ class Worker:
         self._say("serves")
         logger.debug("worker %s: run directory %s", self.id, self.run_directory.path)
         return self
+
+    def in_loop(self, call: Callable[[], _T]) -> _T:
+        """Call on this worker's event loop, from whatever thread, and wait for the outcome; on the loop itself, at once.
+
+        A look at a record and what follows from it are one block for the loop alone: from another thread it would be two.
+        Frameworks run handlers that are plain functions on threads.
+
+        Raises:
+            HomingError: the worker has ended. And what `call` raises.
+        """
+        if self._loop is None or asyncio._get_running_loop() is self._loop:
+            return call()
+        return call_in_loop(self._loop, call)
 
     def begin_draining(self) -> None:
         """From now on no session begins here, if another worker takes it. Those that are here go on."""

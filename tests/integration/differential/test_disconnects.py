@@ -28,6 +28,8 @@ from tests.support.recorder import (
     watch,
 )
 
+from homing.forwarding.frames import EARLY_BODY_BYTES
+
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 LEFT = read_until("http.disconnect")
@@ -74,6 +76,28 @@ def test_a_client_that_leaves_is_known_at_the_owner_within_a_second(pair: Pair, 
             performance.open("gone")
             records = await performance.done()
             return {"records": [(one.kind, one.value) for one in records]}
+
+    run(differ(pair, play))
+
+
+@pytest.mark.parametrize("size", [EARLY_BODY_BYTES - 1, EARLY_BODY_BYTES, EARLY_BODY_BYTES + 1])
+def test_a_client_that_leaves_is_known_after_a_body_as_long_as_what_goes_with_the_head(
+    pair: Pair, run: Run, size: int
+) -> None:
+    """The app asks for more in the same frame that says *mine*, before the last of the body counts as taken."""
+
+    async def play(column: Column) -> Seen:
+        column.script([read_body(), note("here"), LEFT])
+        async with column.connect() as wire:
+            await wire.send(column.request("POST", "/", body=b"x" * size))
+            performance = await column.performance()
+            await performance.noted("here")
+            left_at = time.monotonic()
+            wire.abort()
+            record = await performance.disconnected()
+            assert record.at - left_at <= 1.0, f"{column.name}: {record.at - left_at} s"
+            await performance.done()
+        return {}
 
     run(differ(pair, play))
 

@@ -559,3 +559,67 @@ async def stands_still(value: Any) -> None:
         await asyncio.sleep(0)
         same = same + 1 if value() == last else 0
         last = value()
+
+
+def part(data: bytes, more: bool) -> Event:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def test_a_large_event_is_sent_as_one_whatever_other_tasks_send(run: Run) -> None:
+    """It crosses in pieces, each when the one before it was taken: other tasks are ready to send at any turn of the loop."""
+    large = b"a" * 3_000_000
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def beat(turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await send(part(b".", True))
+
+        await send(START)
+        beats = [asyncio.create_task(beat(turns)) for turns in range(1, 300)]
+        for _ in range(10):
+            await send(part(large, True))
+        await asyncio.gather(*beats)
+        await send(part(b"", False))
+
+    async def play() -> None:
+        server = Server()
+        async with hop(app) as (forwarder, _):
+            await forward(forwarder, server)
+        assert server.body.count(large) == 10
+        assert server.body.replace(large, b"") == b"." * 299
+
+    run(play())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_large_event_whose_send_is_cancelled_while_the_client_is_slow_leaves_as_one(run: Run, last: bool) -> None:
+    """As from a server, whose `send` has written it by then: what the app sends next follows a whole event."""
+    large = b"a" * 3_000_000
+
+    async def play() -> None:
+        server = Server()
+        server.open.clear()
+        cancelled = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            sending = asyncio.create_task(send(part(large, not last)))
+            await server.blocked.wait()
+            await asyncio.sleep(0.05)
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait({sending})
+            cancelled.set()
+            if not last:
+                await send(part(b"end", False))
+
+        async with hop(app) as (forwarder, _):
+            forwarding = asyncio.create_task(forward(forwarder, server))
+            await cancelled.wait()
+            server.open.set()
+            assert await forwarding
+        assert server.body == large + (b"" if last else b"end")
+        assert server.sent[-1]["more_body"] is False
+
+    run(play())
