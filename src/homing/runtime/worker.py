@@ -110,14 +110,17 @@ class HomingServer(Server):
             self._limit_graceful_shutdown()
         if self._accepting is not None:
             await self._accepting.aclose()
+        # Before those that are idle go elsewhere: one that comes later would be cut off by the server with no word.
+        if self.config.handoffs is not None:
+            await self.config.handoffs.taken()
         if self._leave is not None:
             await self._leave.end(in_a_hurry=self._signalled)
-        # Before the server goes through its connections: one that comes here later would be cut off with no word.
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
+        await super().shutdown(sockets)
+        # Not before: what is served to the end counts, and a worker that takes its time over it is not a silent one.
         if self._publisher is not None:
             await self._publisher.aclose()
-        await super().shutdown(sockets)
         if sockets is None:
             # Not at the process's end: the signal that stopped the server is raised anew, and ends it before.
             self.config.remove_unix_socket()
