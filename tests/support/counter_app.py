@@ -8,6 +8,7 @@ Each session is a counter with a random incarnation, so that a reply shows wheth
     GET /sessions/{id}/events           `data: <n>` for ever
     WebSocket /sessions/{id}/socket     echoes text, after the incarnation
     POST /sessions/{id}/fork            {"child"}: a child process that lives until it is killed
+    POST /sessions/{id}/thread          {"pid"}: a thread that Python waits for, and that never ends
     GET /                               the worker's process ID as the last word of a text
     POST /start                         {"made", "incarnation", "pid"}: the session that `x-session` names, made if unknown
 """
@@ -19,6 +20,7 @@ import json
 import os
 import secrets
 import signal
+import threading
 from typing import Any
 
 from homing.types import Receive, Scope, Send
@@ -54,6 +56,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
                 await _socket(state, receive, send)
             elif what == "fork":
                 await _reply(send, {"child": _forked()})
+            elif what == "thread":
+                threading.Thread(target=threading.Event().wait, name="endless").start()
+                await _reply(send, {"pid": os.getpid()})
             else:
                 state["count"] += 1
                 await _reply(send, {**state, "hollow": hollow, "pid": os.getpid()})

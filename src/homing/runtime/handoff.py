@@ -95,8 +95,9 @@ class Handoffs:
         except BaseException:
             self._receiving.close()
             raise
-        self._undo = [close_after_fork(self._receiving), close_after_fork(self._sending)]
-        self._open = True
+        self._undo_receiving = close_after_fork(self._receiving)
+        self._undo_sending = close_after_fork(self._sending)
+        self._takes = self._gives = True
         self._loop.add_reader(self._receiving.fileno(), self._take)
 
     def __repr__(self) -> str:
@@ -112,7 +113,7 @@ class Handoffs:
         Returns:
             False: the owner did not take it, and the connection is the caller's as before.
         """
-        if not self._open:
+        if not self._gives:
             return False
         path = self._paths.get(owner)
         if path is None:
@@ -131,24 +132,34 @@ class Handoffs:
 
     def refuse(self) -> None:
         """Take no more connections: those that have come are adopted, and later ones stay where they are."""
-        if not self._open:
+        if not self._takes:
             return
-        self._open = False
+        self._takes = False
         self._loop.remove_reader(self._receiving.fileno())
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
+        if sys.platform == "linux":
+            # Whoever has found the socket by then is told that it takes nothing: what came behind the last look would be
+            # lost with it. (Elsewhere this would drop what has come.)
+            self._receiving.shutdown(socket.SHUT_RD)
         while self._take():
             pass
-        for undo in self._undo:
-            undo()
+        self._undo_receiving()
         self._receiving.close()
-        self._sending.close()
 
-    async def aclose(self) -> None:
-        """As `refuse`, and wait, for a second at most, until those that have come are adopted. Safe to call twice."""
+    async def taken(self) -> None:
+        """As `refuse`, and wait, for a second at most, until those that have come are adopted. They may be given further."""
         self.refuse()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_ADOPTED_WITHIN_SECONDS)
+
+    async def aclose(self) -> None:
+        """As `taken`; and give none away either. Safe to call twice."""
+        await self.taken()
+        if self._gives:
+            self._gives = False
+            self._undo_sending()
+            self._sending.close()
 
     def _take(self) -> bool:
         """Adopt what has come; whether there may be more."""

@@ -181,6 +181,11 @@ class Worker:
         self._send(Drain(seconds))
 
     @property
+    def told_to_leave(self) -> bool:
+        """It was told to drain, or to stop."""
+        return self.draining or self.stopping
+
+    @property
     def overdue(self) -> bool:
         """It has drained for longer than it was to, and was not told to stop."""
         return self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at

@@ -160,6 +160,12 @@ class Supervisor(Multiprocess):
         if worker.ready:
             slot.failures = 0
         if worker.exit_code is None:
+            if self._leaves_by_itself(slot, worker):
+                # Not when it has exited: what it serves may keep it for long, and all others may leave by then too.
+                self._retiring.append(worker)
+                slot.worker = self._start_worker(slot.listener)
+                _say_replaced(worker.pid, slot.worker.pid)
+                return
             # One that still starts may be slow to answer: importing an app can take minutes.
             if not worker.ready or not worker.is_hung(self.config.timeout_worker_healthcheck):
                 return
@@ -172,14 +178,22 @@ class Supervisor(Multiprocess):
             worker.kill()
         self._replace(slot, worker)
 
+    def _leaves_by_itself(self, slot: _Slot, worker: Worker) -> bool:
+        """Whether a worker leaves that nobody here has told to: it has served its number of requests, say."""
+        if not (worker.ready and worker.leaving and slot.replacement is None):
+            return False
+        # At most twice as many processes as workers, however fast they leave.
+        room = sum(not each.told_to_leave for each in self._retiring) < len(self._slots)
+        # A signal to the whole process group reaches the workers too, and they may have heard it first.
+        return room and not (self.should_exit.is_set() or self.signal_queue)
+
     def _replace(self, slot: _Slot, worker: Worker) -> None:
         worker.listen()
         exit_code, pid = worker.exit_code, worker.pid
         worker.close()
         slot.worker = None
         if worker.ready:
-            fields = {"event": "worker_exited", "pid": pid, "exit_code": exit_code}
-            logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code), extra=fields)
+            _say_exited(pid, exit_code)
             slot.worker = self._start_worker(slot.listener)
             _say_replaced(pid, slot.worker.pid)
             return
@@ -200,7 +214,11 @@ class Supervisor(Multiprocess):
             if worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck):
                 worker.kill()
             if worker.exit_code is not None:
-                logger.info("worker [%d] has stopped", worker.pid, extra={"event": "worker_stopped", "pid": worker.pid})
+                if worker.told_to_leave:
+                    fields = {"event": "worker_stopped", "pid": worker.pid}
+                    logger.info("worker [%d] has stopped", worker.pid, extra=fields)
+                else:
+                    _say_exited(worker.pid, worker.exit_code)
                 askers, replacement = self._leaving.pop(worker.pid, ((), 0))
                 for asker in askers:
                     asker.tell(_end_of(worker, replacement))
@@ -298,7 +316,7 @@ class Supervisor(Multiprocess):
         if slot not in self._slots:  # SIGTTOU took it away meanwhile
             self._restarted()
             return
-        if self._retiring or slot.worker is None:
+        if any(worker.told_to_leave for worker in self._retiring) or slot.worker is None:
             return  # one at a time: memory for one more worker, not for twice as many
         if slot.replacement is None:
             slot.replacement = self._start_worker(slot.listener)
@@ -395,6 +413,12 @@ class Supervisor(Multiprocess):
 def _say_told(what: str, pid: int, says: str, *, level: int = logging.INFO) -> None:
     """A worker was told to do something."""
     logger.log(level, "worker [%d] %s", pid, says, extra={"event": "worker_told", "pid": pid, "to": what})
+
+
+def _say_exited(pid: int, exit_code: int | None) -> None:
+    """A worker that nobody had told to stop."""
+    fields = {"event": "worker_exited", "pid": pid, "exit_code": exit_code}
+    logger.warning("worker [%d] exited (%s); its sessions are gone", pid, _exit_text(exit_code), extra=fields)
 
 
 def _say_replaced(pid: int, by: int) -> None:

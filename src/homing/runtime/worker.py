@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.server import Server
@@ -45,6 +45,9 @@ USAGE_EXIT_CODE: Final = 2
 ORPHAN_SECONDS: Final = 4.0
 """How long a worker outlives its supervisor, at most: requests in flight may end for 2.5 s of it."""
 _ORPHAN_GRACE_SECONDS: Final = 2.5
+
+EXIT_SECONDS: Final = 5.0
+"""How long a worker may take to exit once its app has shut down: for what other threads and exit handlers still do."""
 
 
 class HomingServer(Server):
@@ -101,16 +104,23 @@ class HomingServer(Server):
         self._tell(Leaving())
         if self._draining is not None:
             await asyncio.wait([self._draining])
+        elif not self._signalled and self._leave is not None:
+            # It has served its number of requests: what begins from now on begins at a worker that stays.
+            self._leave.begin()
+            self._limit_graceful_shutdown()
         if self._accepting is not None:
             await self._accepting.aclose()
+        # Before those that are idle go elsewhere: one that comes later would be cut off by the server with no word.
+        if self.config.handoffs is not None:
+            await self.config.handoffs.taken()
         if self._leave is not None:
             await self._leave.end(in_a_hurry=self._signalled)
-        # Before the server goes through its connections: one that comes here later would be cut off with no word.
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
+        await super().shutdown(sockets)
+        # Not before: what is served to the end counts, and a worker that takes its time over it is not a silent one.
         if self._publisher is not None:
             await self._publisher.aclose()
-        await super().shutdown(sockets)
         if sockets is None:
             # Not at the process's end: the signal that stopped the server is raised anew, and ends it before.
             self.config.remove_unix_socket()
@@ -140,10 +150,13 @@ class HomingServer(Server):
             logger.warning(text, os.getpid(), left, extra=fields)
         else:
             logger.info("worker [%d] has drained", os.getpid(), extra=fields)
+        self._limit_graceful_shutdown()
+        self.should_exit = True
+
+    def _limit_graceful_shutdown(self) -> None:
         if self.config.timeout_graceful_shutdown is None:
             # A stream that its client never ends would keep the worker, and whatever waits for it to go.
             self.config.timeout_graceful_shutdown = int(GRACEFUL_SECONDS)
-        self.should_exit = True
 
     def _open_handoffs(self) -> None:
         worker = current_worker()
@@ -216,9 +229,29 @@ class WorkerServer(HomingServer):
         await super().shutdown(sockets)
         if self.force_exit:
             # What is still served would be cancelled now, one traceback each, while nobody waits for any of it.
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(0)
+            _exit_at_once()
+        threading.Thread(target=_exit_in_time, name="homing-exit", daemon=True).start()
+
+
+def _exit_in_time() -> None:
+    """End this process if it does not end: Python waits for threads, for ever, and the slot or a restart for the process.
+
+    One that a signal stops does not get so far: the server raises the signal anew once it has served.
+    """
+    threading.Event().wait(EXIT_SECONDS)
+    own = (threading.main_thread(), threading.current_thread())
+    names = sorted(each.name for each in threading.enumerate() if not each.daemon and each not in own)
+    why = f": its threads go on ({', '.join(names)})" if names else ""
+    fields = {"event": "worker_lingers", "pid": os.getpid(), "threads": names}
+    text = "worker [%d] has served all and does not exit, so it is ended now%s"
+    logger.warning(text, os.getpid(), why, extra=fields)
+    _exit_at_once()
+
+
+def _exit_at_once() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 class WorkerMain:

@@ -193,6 +193,61 @@ def test_closing_adopts_what_has_come_and_takes_nothing_after(tmp_path: Path) ->
     asyncio.run(play())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere what comes in this moment is lost")
+def test_a_connection_that_comes_behind_the_last_look_of_one_that_stops_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        adopted, owner = Adopted(), new_worker_id()
+        giving, taking = Handoffs(str(tmp_path), new_worker_id(), adopted), Handoffs(str(tmp_path), owner, adopted)
+        path = worker_handoff_path(str(tmp_path), owner)
+        client, served = connected()
+        given = []
+        look = taking._take
+
+        def looks_and_then_one_comes() -> bool:
+            more = look()
+            if not more:
+                given.append(giving.give(owner, served.fileno(), 1))
+            return more
+
+        monkeypatch.setattr(taking, "_take", looks_and_then_one_comes)
+        # Its giver has found the socket before its name went.
+        monkeypatch.setattr(os, "unlink", lambda _: None)
+        await taking.aclose()
+        monkeypatch.undo()
+        os.unlink(path)
+        assert given == [False]
+        assert giving.counters.stayed == 1
+        for each in (client, served):
+            each.close()
+        await giving.aclose()
+
+    asyncio.run(play())
+
+
+def test_what_came_to_one_that_takes_no_more_can_be_given_further(tmp_path: Path) -> None:
+    async def play() -> None:
+        adopted, one, two = Adopted(), new_worker_id(), new_worker_id()
+        giving, stopping = Handoffs(str(tmp_path), new_worker_id(), adopted), Handoffs(str(tmp_path), one, adopted)
+        taking = Handoffs(str(tmp_path), two, adopted)
+        client, served = connected()
+        assert giving.give(one, served.fileno(), 1)
+        served.close()
+        await stopping.taken()
+        connection, _ = adopted.came.get_nowait()
+        assert stopping.give(two, connection.fileno(), 1)
+        connection.close()
+        again, _ = await adopted.came.get()
+        assert again.getpeername() == client.getsockname()
+        for each in (client, again):
+            each.close()
+        for end in (giving, stopping, taking):
+            await end.aclose()
+
+    asyncio.run(play())
+
+
 def test_a_forked_child_has_no_copy_of_the_sockets(tmp_path: Path) -> None:
     async def play() -> None:
         handoffs = Handoffs(str(tmp_path), WorkerId("a" * 32), Adopted())

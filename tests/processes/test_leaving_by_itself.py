@@ -1,0 +1,92 @@
+"""Workers that leave though nobody has told them to, and workers that do not exit though all is served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+
+import pytest
+from tests.processes.test_drain import connected, serving, start
+from tests.support.running import Running, until, wait_until_gone
+
+PROMPT = ("--timeout-graceful-shutdown", "4")
+
+
+def thread_at(server: Running, pid: int) -> None:
+    """A session at this worker, and a thread beside it that Python would wait for, for ever."""
+    while True:
+        session, at = start(server.port)
+        if at == pid:
+            break
+    with connected(server.port) as connection:
+        assert connection.document("POST", f"/sessions/{session}/thread")["pid"] == pid
+
+
+def test_a_restart_goes_on_past_workers_whose_threads_do_not_end() -> None:
+    with serving("--drain-timeout", "1") as server:
+        before = server.workers()
+        for pid in before:
+            thread_at(server, pid)
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted", timeout_seconds=40)
+        for pid in before:
+            wait_until_gone(pid, 20)
+        assert (
+            len(server.find(r"has served all and does not exit, so it is ended now: its threads go on \(endless\)"))
+            == 2
+        )
+        # And the next one too.
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted", 2, timeout_seconds=40)
+
+
+def test_a_worker_that_was_to_serve_so_many_requests_is_replaced_whatever_its_threads_do() -> None:
+    with serving("--limit-max-requests", "40") as server:
+        for pid in server.workers():
+            thread_at(server, pid)
+        for _ in range(100):
+            with connected(server.port) as connection:
+                assert connection.ask("GET", "/")[0] == 200
+        server.wait_for(r"exited \(exit code 0\); its sessions are gone", 2, timeout_seconds=40)
+
+
+@pytest.mark.parametrize("place", ["accepting", "balanced"])
+def test_streams_of_workers_that_have_served_their_number_keep_nobody_waiting(place: str) -> None:
+    """All workers reach their number at about the same time, and a stream that its client never ends keeps each of them."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving("--limit-max-requests", "20", "--place", place, *PROMPT))
+        before = server.workers()
+        session, _ = start(server.port)
+        for _ in range(8):
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            stream.sendall(b"GET /sessions/%s/events HTTP/1.1\r\nHost: a\r\n\r\n" % session.encode())
+            assert stream.recv(12) == b"HTTP/1.1 200"
+        leave = r"worker \[(\d+)\] is replaced by worker"
+        while len(server.find(leave)) < 2:
+            with connected(server.port) as connection:  # times out, and fails, if nobody accepts
+                assert connection.ask("GET", "/")[0] == 200
+        assert {int(each[1]) for each in server.find(leave)[:2]} == set(before)
+        # Their time to finish is limited, so they go too.
+        until(lambda: not set(before) & set(server.workers()), server, 40)
+
+
+def test_no_session_begins_at_a_worker_that_has_served_its_number_of_requests() -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            serving("--limit-max-requests", "60", "--place", "balanced", "--timeout-graceful-shutdown", "20")
+        )
+        session, _ = start(server.port)
+        streaming, asking = (stack.enter_context(connected(server.port)) for _ in range(2))
+        leaver = int(streaming.ask("GET", "/")[1].split()[-1])
+        assert streaming.socket is not None
+        streaming.socket.sendall(b"GET /sessions/%s/events HTTP/1.1\r\nHost: a\r\n\r\n" % session.encode())
+        assert streaming.socket.recv(12) == b"HTTP/1.1 200"
+        while int(asking.ask("GET", "/")[1].split()[-1]) != leaver:
+            asking = stack.enter_context(connected(server.port))
+        while not server.find("Maximum request limit"):
+            assert asking.ask("GET", "/")[0] == 200
+        server.wait_for(rf"worker \[{leaver}\] is replaced")
+        assert leaver not in {start(server.port)[1] for _ in range(12)}
+        assert leaver in server.workers()
