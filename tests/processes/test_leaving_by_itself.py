@@ -25,7 +25,7 @@ def thread_at(server: Running, pid: int) -> None:
 
 
 def test_a_restart_goes_on_past_workers_whose_threads_do_not_end() -> None:
-    with serving("--drain-timeout", "1") as server:
+    with serving("--drain-timeout", "1", *PROMPT) as server:
         before = server.workers()
         for pid in before:
             thread_at(server, pid)
@@ -43,7 +43,7 @@ def test_a_restart_goes_on_past_workers_whose_threads_do_not_end() -> None:
 
 
 def test_a_worker_that_was_to_serve_so_many_requests_is_replaced_whatever_its_threads_do() -> None:
-    with serving("--limit-max-requests", "40") as server:
+    with serving("--limit-max-requests", "40", *PROMPT) as server:
         for pid in server.workers():
             thread_at(server, pid)
         for _ in range(100):

@@ -46,9 +46,6 @@ ORPHAN_SECONDS: Final = 4.0
 """How long a worker outlives its supervisor, at most: requests in flight may end for 2.5 s of it."""
 _ORPHAN_GRACE_SECONDS: Final = 2.5
 
-EXIT_SECONDS: Final = 5.0
-"""How long a worker may take to exit once its app has shut down: for what other threads and exit handlers still do."""
-
 
 class HomingServer(Server):
     """uvicorn's server, which also says when the app is loaded and when it serves, and which port it could not have."""
@@ -230,15 +227,18 @@ class WorkerServer(HomingServer):
         if self.force_exit:
             # What is still served would be cancelled now, one traceback each, while nobody waits for any of it.
             _exit_at_once()
-        threading.Thread(target=_exit_in_time, name="homing-exit", daemon=True).start()
+        # Threads of the app's may be in the middle of something, so they have as long as requests have.
+        seconds = self.config.timeout_graceful_shutdown
+        arguments = (GRACEFUL_SECONDS if seconds is None else seconds,)
+        threading.Thread(target=_exit_within, args=arguments, name="homing-exit", daemon=True).start()
 
 
-def _exit_in_time() -> None:
+def _exit_within(seconds: float) -> None:
     """End this process if it does not end: Python waits for threads, for ever, and the slot or a restart for the process.
 
     One that a signal stops does not get so far: the server raises the signal anew once it has served.
     """
-    threading.Event().wait(EXIT_SECONDS)
+    threading.Event().wait(seconds)
     own = (threading.main_thread(), threading.current_thread())
     names = sorted(each.name for each in threading.enumerate() if not each.daemon and each not in own)
     why = f": its threads go on ({', '.join(names)})" if names else ""
