@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import random
 import re
 import select
 import shutil
@@ -30,12 +31,13 @@ from homing.rundir import SESSION_OWNERS_DIR
 from homing.types import SESSION, key_digest
 
 SESSIONS = ("a", "b")
+ACTIONS = ("kill", "stop", "stop", "cancel")
+ASKS_FAIL = ("", "", "before", "after")
 numbers = st.integers(0, 2)
 sessions = st.sampled_from(SESSIONS)
-actions = st.sampled_from(["kill", "stop", "stop", "cancel"])
-meanwhiles = st.sampled_from(["", "request", "restore"])
-"""What the asker does next, while the owner may stand at its point."""
-asks_fail = st.sampled_from(["", "", "before", "after"])
+actions = st.sampled_from(ACTIONS)
+asks_fail = st.sampled_from(ASKS_FAIL)
+wide = st.integers(0, 2**32 - 1)
 GIVES = (
     ("restore", "give.fenced"),
     ("restore", "give.before_rename"),
@@ -201,18 +203,10 @@ class OwnerHistories(RuleBasedStateMachine):
 
     # A point that is armed long before is hardly ever come to: the session's owner has to be the right one then.
 
-    @rule(
-        number=numbers,
-        session=sessions,
-        way=st.sampled_from(GIVES),
-        action=actions,
-        fails=asks_fail,
-        meanwhile=meanwhiles,
-    )
-    def comes_to_a_point_of_a_give(
-        self, number: int, session: str, way: tuple[str, str], action: str, fails: str, meanwhile: str
-    ) -> None:
-        act, point = way
+    @rule(number=numbers, session=sessions, drawn=wide)
+    def comes_to_a_point_of_a_give(self, number: int, session: str, drawn: int) -> None:
+        chance = self._chance(drawn)
+        (act, point), action, fails = chance.choice(GIVES), chance.choice(ACTIONS), chance.choice(ASKS_FAIL)
         owner = self._owner(session, number)
         if owner is None:
             return
@@ -222,22 +216,27 @@ class OwnerHistories(RuleBasedStateMachine):
             self._call(owner if point.startswith("give") else asker, "arm", point, action)
             self._act(asker, act, session, fails)
             # The record may name the asker already, whose restore has not heard: nothing is open there yet.
-            self._act(asker, meanwhile, session)
+            self._act(asker, chance.choice(("", "request", "restore")), session)
 
-    @rule(number=numbers, session=sessions, way=st.sampled_from(TAKES), action=actions, again=st.booleans())
-    def comes_to_a_point_of_a_take(
-        self, number: int, session: str, way: tuple[str, str], action: str, again: bool
-    ) -> None:
-        act, point = way
+    @rule(number=numbers, session=sessions, drawn=wide)
+    def comes_to_a_point_of_a_take(self, number: int, session: str, drawn: int) -> None:
+        chance = self._chance(drawn)
+        (act, point), action = chance.choice(TAKES), chance.choice(ACTIONS)
         owner = self._owner(session, number)
         if owner is None:
             return
         self._kill(owner)
+        self._go_on(self.workers[number])
         worker = self.workers[number]
         self._call(worker, "arm", point, action)
         self._act(worker, act, session)
-        if again:  # if the first one stands under the lock, this has to find it held
-            self._act(self.workers[(number + 1) % 3], "restore", session)
+        others = [each for each in self.workers if each is not worker and not each.stopped]
+        if others and chance.random() < 0.5:  # if the first one stands under the lock, this has to find it held
+            self._act(others[0], "restore", session)
+
+    def _chance(self, drawn: int) -> random.Random:
+        """Chances that are even: hypothesis draws again what it drew before, and would hardly go some of the ways."""
+        return random.Random(drawn * 1_000_003 + self.count)
 
     def _owner(self, session: str, number: int) -> ForkedWorker | None:
         """Whoever has the session's state, and runs; this worker, if nobody has it, and it gets it now."""
