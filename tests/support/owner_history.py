@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 BEGAN, OPENED, DROPPED, ENDED = "began", "opened", "dropped", "ended"
 ENTERED, LEFT, DIES, COMPACTS, COMPACTED = "entered", "left", "dies", "compacts", "compacted"
+FAILED = "failed"
 
 
 class BrokenPromiseError(AssertionError):
@@ -51,6 +52,7 @@ class History:
         self.lines: list[str] = []
         self.sessions: dict[str, _Session] = {}
         self.dying: set[str] = set()
+        self.failed: set[tuple[str, int]] = set()
         self._compacting = 0
         self.counts: Counter[str] = Counter()
 
@@ -68,6 +70,8 @@ class History:
                 self._forget_the_dead()
             case "compacted":
                 self._compacting -= 1
+            case "failed":
+                self.failed.add((worker, int(token)))
             case "began" | "opened":
                 self._begins(what, session, worker, int(token))
             case "dropped" | "ended":
@@ -91,6 +95,7 @@ class History:
         self._alone(session, worker, "P1: another worker runs the session")
         if what == OPENED:
             self._hold(not session.inside[worker], "P2: its state is replaced under a request")
+            self._hold((worker, token) not in self.failed, "P3: its caller was told of a failure, and let the state go")
         if session.holder is not None and session.holder != worker:
             self._hold(session.holder in self.dying, f"P1: {session.holder}, which lives, has it")
             if what == BEGAN:

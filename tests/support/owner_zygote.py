@@ -20,17 +20,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.support import owner_history
 from tests.support.owner_history import Journal
 
-from homing.directory import Given, SessionOwners, failpoints, restores, waiting
+from homing.directory import Ask, Given, SessionOwners, failpoints, restores, waiting
 from homing.directory.ownership import Entry
 from homing.errors import HomingError
 from homing.forwarding.base import Answer
@@ -41,6 +42,8 @@ from homing.types import WorkerId
 
 GIVE_SECONDS = 0.2
 HANG_SECONDS = 30.0
+_STOPS, _GOES_ON = -1, -2
+"""In place of an answer's number: it stops itself at a failpoint next; it has gone on from there."""
 _ANSWERS = {Given.GIVEN: Answer.GIVEN, Given.BUSY: Answer.BUSY, Given.NOT_MINE: Answer.NOT_MINE}
 
 
@@ -87,6 +90,7 @@ class ForkedWorker:
         self._control = control
         self._answers: dict[int, Any] = {}
         self._numbers = 0
+        self._at_a_point = False
         self.stopped = False
         self.dead = False
 
@@ -136,8 +140,11 @@ class ForkedWorker:
             self.dead = True
             return True
         number, answer = json.loads(message)
-        if number < 0:
+        if number == _STOPS:
+            self._at_a_point = True
             self._wait_until_stopped()
+        elif number == _GOES_ON:
+            self._at_a_point = False
         else:
             self._answers[number] = answer
         return True
@@ -162,9 +169,13 @@ class ForkedWorker:
         self._wait_until_stopped()
 
     def go_on(self) -> None:
+        self._wait_until_stopped()
+        self.hear()  # it may have come to a point just before it was paused
         self.stopped = False
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
+            while self._at_a_point and not self._receive(0.01) and not self.dead:
+                os.kill(self.pid, signal.SIGCONT)  # paused between its word and its own signal, it has stopped again
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -197,8 +208,8 @@ class _Worker:
         self._ended_here: set[str] = set()
         self._kept: Counter[str] = Counter()
         self._inside: dict[int, tuple[str, Entry]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._others: set[asyncio.Task[None]] = set()
+        self._commands: set[asyncio.Task[None]] = set()
+        self._cancellable: set[asyncio.Task[None]] = set()
         self.owners = SessionOwners(path, worker_id, self._holds, drop=self._drop)
         self.forwarder = Forwarder(path, owner_timeout_seconds=HANG_SECONDS)
         self._over = asyncio.Event()
@@ -228,8 +239,18 @@ class _Worker:
             del self.states[session_id]
             self._ended_here.add(session_id)
 
-    async def ask(self, owner: WorkerId, session_id: str) -> Given:
-        return Given[(await self.forwarder.ask(owner, self.owners.kind, session_id, self.id)).name]
+    def _asking(self, fails: str) -> Ask:
+        """Asks that fail though the owner lives: `before` it is asked, or `after` its answer; empty: none does."""
+
+        async def ask(owner: WorkerId, session_id: str) -> Given:
+            if fails == "before":
+                raise BlockingIOError("its backlog is full")
+            answer = await self.forwarder.ask(owner, self.owners.kind, session_id, self.id)
+            if fails == "after":
+                raise ConnectionResetError("the answer was lost")
+            return Given[answer.name]
+
+        return ask
 
     async def _asked(self, kind: str, key: str, asker: str, hung_up: asyncio.Event) -> Answer:
         return _ANSWERS[await self.owners.give(key, WorkerId(asker), timeout_seconds=GIVE_SECONDS, hung_up=hung_up)]
@@ -289,8 +310,23 @@ class _Worker:
         self.owners.release(session_id)
         self.owners.release_pending()
 
-    async def restore(self, session_id: str, token: int, deadline_seconds: float) -> None:
-        await self.owners.restore(session_id, self.ask, deadline_seconds=deadline_seconds, opened=self._opener(token))
+    @contextlib.contextmanager
+    def _told_of_failure(self, token: int) -> Iterator[None]:
+        """A caller that is told of a failure lets its state go: nothing may open that any more."""
+        try:
+            yield
+        except BaseException:
+            self._journal(owner_history.FAILED, token=token)
+            raise
+
+    async def restore(self, session_id: str, token: int, deadline_seconds: float, asks_fail: str = "") -> None:
+        with self._told_of_failure(token):
+            await self.owners.restore(
+                session_id,
+                self._asking(asks_fail),
+                deadline_seconds=deadline_seconds,
+                opened=self._opener(token),
+            )
 
     async def rewrite(self, session_id: str, token: int) -> None:
         was_mine = self.owners.mine(session_id)
@@ -298,12 +334,16 @@ class _Worker:
         if not was_mine:
             self._opener(token)(session_id)
 
-    async def rewrite_all(self, session_ids: list[str], token: int) -> None:
+    async def rewrite_all(self, session_ids: list[str], token: int, asks_fail: str = "") -> None:
         self._kept.update(session_ids)
         try:
-            await self.owners.rewrite_all(
-                session_ids, self.ask, deadline_seconds=GIVE_SECONDS, opened=self._opener(token)
-            )
+            with self._told_of_failure(token):
+                await self.owners.rewrite_all(
+                    session_ids,
+                    self._asking(asks_fail),
+                    deadline_seconds=GIVE_SECONDS,
+                    opened=self._opener(token),
+                )
         except BaseException:
             self._kept.subtract(session_ids)
             for session_id in session_ids:  # what it has taken is known: the caller lets go of it
@@ -315,7 +355,7 @@ class _Worker:
 
     async def cancel(self) -> int:
         """Cancel every restore and rewrite under way, twice."""
-        found = list(self._tasks)
+        found = list(self._cancellable)
         for _ in range(2):
             for task in found:
                 task.cancel()
@@ -333,16 +373,22 @@ class _Worker:
         self.owners.disown(session_id)
 
     async def arm(self, point: str, action: str) -> None:
-        """At the point, the next time: die or stop. Then it is off again."""
+        """At the point, the next time: die, stop, or cancel every restore and rewrite. Then it is off again."""
+        loop = asyncio.get_running_loop()
 
         def act() -> None:
             failpoints.on = None
             if action == "kill":
                 self._journal(owner_history.DIES)
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif action == "cancel":
+                cancelled = asyncio.run_coroutine_threadsafe(self.cancel(), loop)
+                if threading.current_thread() is not threading.main_thread():
+                    cancelled.result(HANG_SECONDS)  # the thread goes on once they have heard of it
             else:
-                self._control.send(json.dumps([-1, point]).encode())
+                self._control.send(json.dumps([_STOPS, point]).encode())
                 os.kill(os.getpid(), signal.SIGSTOP)
+                self._control.send(json.dumps([_GOES_ON, point]).encode())
 
         failpoints.on = {point: act}
 
@@ -351,7 +397,7 @@ class _Worker:
         failpoints.on = None
         for number in list(self._inside):
             await self.leave(number, False)
-        while under_way := (self._tasks | self._others) - {asyncio.current_task()}:
+        while under_way := self._commands - {asyncio.current_task()}:
             await asyncio.wait(under_way)
 
     async def books(self) -> dict[str, Any]:
@@ -376,12 +422,16 @@ class _Worker:
             return
         number, command, *arguments = json.loads(message)
         task = asyncio.get_running_loop().create_task(self._do(number, command, arguments))
-        kept = self._tasks if command in ("restore", "rewrite_all") else self._others
-        kept.add(task)
-        task.add_done_callback(kept.discard)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
 
     async def _do(self, number: int, command: str, arguments: list[Any]) -> None:
         answer: Any
+        task = asyncio.current_task()
+        if task is not None and command in ("restore", "rewrite_all"):
+            # From here on: cancelled before it had begun, it would not answer.
+            self._cancellable.add(task)
+            task.add_done_callback(self._cancellable.discard)
         try:
             answer = await getattr(self, command)(*arguments)
         except (HomingError, asyncio.CancelledError) as error:
