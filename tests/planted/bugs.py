@@ -277,6 +277,61 @@ BUGS: Final = (
         ),
     ),
     Bug(
+        "an app that asks for more while its body is still being taken is never told that its client has left",
+        "P5",
+        (
+            Change(
+                f"{_FORWARDING}/relay.py",
+                "            self._pulled = True\n",
+                "            self._pulled = False\n",
+            ),
+        ),
+        (
+            "tests/integration/differential/test_disconnects.py"
+            "::test_a_client_that_leaves_is_known_after_a_body_as_long_as_what_goes_with_the_head",
+        ),
+    ),
+    Bug(
+        "what other tasks send gets into the middle of a large event",
+        "P5",
+        (
+            Change(
+                f"{_FORWARDING}/exchange.py",
+                "        while connection is not None and (connection.write_paused or self._in_pieces is not None):\n"
+                "            if self._in_pieces is not None:\n",
+                "        while connection is not None and connection.write_paused:\n            if False:\n",
+            ),
+        ),
+        ("tests/integration/forwarding/test_http.py::test_a_large_event_is_sent_as_one_whatever_other_tasks_send",),
+    ),
+    Bug(
+        "a handler on a thread looks at a record and counts in two steps",
+        "P1, P2",
+        (
+            Change(
+                f"{_ROUTING}/worker.py",
+                "        if self._loop is None or asyncio._get_running_loop() is self._loop:\n",
+                "        if self._loop is not None:\n",
+            ),
+        ),
+        ("tests/integration/test_sticky.py::test_a_session_stays_while_a_handler_on_a_thread_touches_it",),
+    ),
+    Bug(
+        "a path source takes no notice of a FastAPI app's own root_path",
+        "P1",
+        (
+            Change(
+                f"{_ROUTING}/middleware.py",
+                "        if self._with_root_path is not None and self._with_root_path.root_path:\n",
+                "        if self._with_root_path is not None and not self._with_root_path.root_path:\n",
+            ),
+        ),
+        (
+            "tests/integration/test_fastapi_sessions.py"
+            "::test_an_app_with_a_root_path_of_its_own_keeps_sessions_with_and_without_that_prefix",
+        ),
+    ),
+    Bug(
         "of several headers of one name, a forwarded reply keeps the last (Set-Cookie)",
         "P5",
         (
