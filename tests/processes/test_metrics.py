@@ -9,7 +9,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,8 @@ from tests.support.running import ROOT, Running, refused
 
 from homing.placement.board import ROW_BYTES, SLOTS, WAITING
 from homing.rundir import BOARD_NAME
+from homing.watch.figures import STALE_SECONDS, Figures
+from homing.watch.servers import look_at
 
 __all__ = ["place"]
 
@@ -122,6 +126,41 @@ def test_connections_that_leaving_workers_give_away_are_no_requests(place: Place
         assert {name for name, count in outcomes.items() if count} == {"local"}
         assert outcomes["local"] == 8
         assert all(sample.value >= 0 for family in families(text).values() for sample in family.samples)
+
+
+def stream_at(server: Running, session: str, pid: int) -> socket.socket:
+    """An endless stream of the session over a connection that the worker `pid` has accepted."""
+    while True:
+        stream = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        stream.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        if int(stream.recv(65536).split()[-1]) == pid:
+            break
+        stream.close()
+    stream.sendall(b"GET /sessions/%s/events HTTP/1.1\r\nHost: a\r\n\r\n" % session.encode())
+    assert stream.recv(12) == b"HTTP/1.1 200"
+    return stream
+
+
+def test_what_a_worker_serves_while_it_stops_is_counted_and_it_is_not_called_silent(place: Place) -> None:
+    """A worker that is told to stop, and that a stream keeps, serves what others send it until the stream has ended."""
+    with measured(place, "--drain-timeout", "0", "--no-handoff", "--timeout-graceful-shutdown", "30") as server:
+        session = start(server.port)
+        pid = json.loads(ask(server.port, "POST", f"/sessions/{session}/step")[1])["pid"]
+        with contextlib.closing(stream_at(server, session, pid)):
+            os.kill(pid, signal.SIGTERM)
+            server.wait_for("Waiting for connections to close")
+
+            def leaver() -> Figures:
+                seen = look_at(server.run_directory)
+                assert seen is not None
+                return next(each for each in seen.alive if each.pid == pid)
+
+            for _ in range(20):
+                assert ask(server.port, "POST", f"/sessions/{session}/step")[0] == 200
+            time.sleep(STALE_SECONDS + 1)
+            assert time.time() - leaver().written < STALE_SECONDS
+            assert leaver().served == 4 + 20  # with the start, a step, and two requests over the stream's connection
+        server.wait_for(rf"worker \[{pid}\] exited")
 
 
 def test_a_start_that_waited_and_an_owner_that_did_not_answer_are_counted(place: Place) -> None:
