@@ -195,19 +195,16 @@ class Forwarder:
             counters.raised += 1
             raise
 
-    async def ask(
-        self, owner: WorkerId, kind: str, key: str, asker: WorkerId, *, deadline_seconds: float | None = None
-    ) -> Answer:
+    async def ask(self, owner: WorkerId, kind: str, key: str, asker: WorkerId) -> Answer:
         """Ask `owner` to give the session or path `key` to `asker` (`docs/design/protocol.md`, rule 6).
 
-        Args:
-            deadline_seconds: How long to wait for the answer; None waits as long as the connection holds.
+        It waits as long as the connection holds. An ask with a deadline of its own would end while the owner may still give,
+        and leave a record that names a worker which does not open it.
 
         Raises:
             OwnerRefusedError, OwnerBusyError, OwnerUnreachableError: as `forward`.
-            OwnerTimeoutError: no answer within `deadline_seconds`.
 
-        Cancelled or timed out, it hangs up, which the owner is told; whether it has given by then is unknown.
+        Cancelled, it hangs up, which the owner is told; whether it has given by then is unknown.
         """
         self.counters.asked += 1
         head = encode_value([kind, key, asker], "the question")
@@ -218,7 +215,7 @@ class Forwarder:
             connection = await self._open(pool)
         while True:
             try:
-                return await self._answer(connection, head, deadline_seconds)
+                return await self._answer(connection, head)
             except UndeliveredError as lost:
                 if not pooled:
                     self._drop_pool(owner)
@@ -229,18 +226,11 @@ class Forwarder:
             pooled = False
             connection = await self._open(self._pool(owner))
 
-    async def _answer(self, connection: OwnerConnection, head: bytes, deadline_seconds: float | None) -> Answer:
+    async def _answer(self, connection: OwnerConnection, head: bytes) -> Answer:
         connection.exchange = _Question()
         connection.write_first(ASK, head)
         try:
-            async with asyncio.timeout(deadline_seconds):
-                frame = await connection.next_frame()
-            answer = _read_answer(connection, frame)
-        except TimeoutError:
-            connection.abort()
-            raise OwnerTimeoutError(
-                f"worker {connection.pool.owner} did not say within {deadline_seconds} seconds whether it gives a key"
-            ) from None
+            answer = _read_answer(connection, await connection.next_frame())
         except BaseException:
             connection.abort()
             raise

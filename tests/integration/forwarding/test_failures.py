@@ -628,10 +628,6 @@ def test_an_owner_is_told_that_the_asker_hung_up(run: Run) -> None:
             task.cancel()
             await asyncio.wait({task})
             await told.wait()
-            told.clear()
-            with pytest.raises(OwnerTimeoutError):
-                await forwarder.ask(OWNER, "session", "s", ASKER, deadline_seconds=0.01)
-            await told.wait()
             assert await receiver.drain(5)
 
     run(test())
