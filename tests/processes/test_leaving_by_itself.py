@@ -33,10 +33,7 @@ def test_a_restart_goes_on_past_workers_whose_threads_do_not_end() -> None:
         server.wait_for("all 2 workers were restarted", timeout_seconds=40)
         for pid in before:
             wait_until_gone(pid, 20)
-        assert (
-            len(server.find(r"has served all and does not exit, so it is ended now: its threads go on \(endless\)"))
-            == 2
-        )
+        server.wait_for(r"has served all and does not exit, so it is ended now: its threads go on \(endless\)", 2)
         # And the next one too.
         os.kill(server.process.pid, signal.SIGHUP)
         server.wait_for("all 2 workers were restarted", 2, timeout_seconds=40)
