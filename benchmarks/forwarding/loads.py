@@ -10,8 +10,8 @@ from typing import Final
 
 WARM_SECONDS: Final = 0.15
 INTERLEAVED_SESSIONS: Final = 64
-INTERLEAVED_WARM_SECONDS: Final = 1.0
-"""A connection that may move does so four times at most, and has by then."""
+MOVES_WARM_SECONDS: Final = 1.0
+"""A connection that may move has done so by then: after two requests, and four times at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks import machine
 from benchmarks.forwarding import report
-from benchmarks.forwarding.loads import INTERLEAVED_SESSIONS, INTERLEAVED_WARM_SECONDS, LOADS, WARM_SECONDS
+from benchmarks.forwarding.loads import INTERLEAVED_SESSIONS, LOADS, MOVES_WARM_SECONDS, WARM_SECONDS
 from benchmarks.forwarding.setups import (
     MEMORY_TWIN,
     SETUPS,
@@ -61,7 +61,7 @@ class Cell:
             every_seconds=load.every_seconds,
             requests_per_second=load.requests_per_second,
             sessions_per_connection=INTERLEAVED_SESSIONS if self.mode == "inter" else 1,
-            warm_seconds=INTERLEAVED_WARM_SECONDS if self.mode == "inter" else min(WARM_SECONDS, seconds),
+            warm_seconds=MOVES_WARM_SECONDS if self.mode in ("remote", "inter") else min(WARM_SECONDS, seconds),
             behind_proxy=self.setup.behind_proxy or self.mode == "placed",
         )
 
