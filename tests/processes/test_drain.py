@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,10 @@ def end(port: int, session: str) -> None:
 
 
 @contextlib.contextmanager
-def serving(*options: str, workers: int = 2) -> Iterator[Running]:
-    with running(*APP, *options, "--workers", str(workers), cwd=ROOT) as server:
+def serving(
+    *options: str, workers: int = 2, app: str = APP[0], env: Mapping[str, str | None] | None = None
+) -> Iterator[Running]:
+    with running(app, *APP[1:], *options, "--workers", str(workers), cwd=ROOT, env=env) as server:
         server.wait_for(f"all {workers} workers are ready")
         yield server
 
