@@ -14,7 +14,7 @@ import re
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from tests.support.workers import connections
 import homing
 from homing.routing.options import DAY_SECONDS
 from homing.types import SESSION as SESSION_KIND
-from homing.types import ASGIApp, key_digest
+from homing.types import ASGIApp, SessionId, key_digest, session_tag
 
 STICKY = "tests.support.sticky_app:app"
 WORKERS = 3
@@ -386,6 +386,82 @@ def test_a_session_that_has_ended_stays_ended_when_another_ones_handler_touches_
             assert router.lifetimes.count_ended() == 0
 
     asyncio.run(test())
+
+
+def made_by_app(scopes: list[Any]) -> ASGIApp:
+    """Names a session in its reply to a request that names none, and keeps the scopes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        scopes.append(scope)
+        named = any(name == b"x-session" for name, _ in scope["headers"])
+        headers = [] if named else [(b"x-session", b"made")]
+        status = 404 if scope["path"] == "/unknown" else 200
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+        if scope["path"] == "/end":
+            homing.end(scope)
+
+    return app
+
+
+async def end_here(scope: Any) -> None:
+    homing.end(scope)
+
+
+async def end_on_a_thread(scope: Any) -> None:
+    await asyncio.to_thread(homing.end, scope)
+
+
+@pytest.mark.parametrize("end", [end_here, end_on_a_thread])
+@pytest.mark.parametrize("session", ["named", None])
+def test_an_end_that_comes_after_its_request_ends_the_session_that_it_named_or_made(
+    tmp_path: Path, session: str | None, end: Callable[[Any], Awaitable[None]]
+) -> None:
+    scopes: list[Any] = []
+
+    async def test() -> None:
+        async with routed(made_by_app(scopes), tmp_path) as (router, wire):
+            assert router.worker is not None
+            await call(wire, session)
+            await call(wire, "another")
+            assert (router.worker.count_live(), router.lifetimes.count_ended()) == (2, 0)
+            await end(scopes[0])
+            assert (router.worker.count_live(), router.lifetimes.count_ended()) == (1, 1)
+            assert router.worker.owners.mine(session or "made")  # a late close still finds it
+
+    asyncio.run(test())
+
+
+def test_a_handler_ends_what_its_own_reply_has_made_known(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with routed(made_by_app([]), tmp_path) as (router, wire):
+            await call(wire, None, path="/end")
+            await call(wire, "another")
+            assert router.lifetimes.count_ended() == 1
+
+    asyncio.run(test())
+
+
+def test_an_end_that_comes_after_its_session_has_gone_ends_no_later_one_of_that_name_and_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scopes: list[Any] = []
+
+    async def test() -> None:
+        async with routed(made_by_app(scopes), tmp_path, unowned="adopt") as (router, wire):
+            await call(wire, "named", path="/unknown")  # leaves no record
+            await call(wire, "named")
+            await call(wire, "another")
+            homing.end(scopes[0])
+            assert router.lifetimes.count_ended() == 0
+            homing.end(scopes[1])
+            assert router.lifetimes.count_ended() == 1
+
+    asyncio.run(test())
+    said = f"an end that came after its request has ended nothing: not here session={session_tag(SessionId('named'))}"
+    assert caplog.messages.count(said) == 1
 
 
 # --- signals ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,6 +114,26 @@ async def cut(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"begun", "more_body": True})
     scope["homing.abort"]()
+
+
+async def slow_to_shut_down(scope: Any, receive: Any, send: Any) -> None:
+    """`counter_app`, whose shutdown takes some seconds, or never ends, or lets the event loop stand still."""
+    if scope["type"] != "lifespan":
+        await counter_app.app(scope, receive, send)
+        return
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    note("shutdown")
+    match os.environ["TEST_SHUTDOWN"]:
+        case "never":
+            await asyncio.Event().wait()
+        case "blocks":
+            threading.Event().wait()
+        case seconds:
+            await asyncio.sleep(float(seconds))
+    note("complete")
+    await send({"type": "lifespan.shutdown.complete"})
 
 
 async def nothing_moves(scope: Any, receive: Any, send: Any) -> None:

@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,10 @@ def end(port: int, session: str) -> None:
 
 
 @contextlib.contextmanager
-def serving(*options: str, workers: int = 2) -> Iterator[Running]:
-    with running(*APP, *options, "--workers", str(workers), cwd=ROOT) as server:
+def serving(
+    *options: str, workers: int = 2, app: str = APP[0], env: Mapping[str, str | None] | None = None
+) -> Iterator[Running]:
+    with running(app, *APP[1:], *options, "--workers", str(workers), cwd=ROOT, env=env) as server:
         server.wait_for(f"all {workers} workers are ready")
         yield server
 
@@ -180,6 +182,32 @@ def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_g
         wait_until_gone(old, 30)
         assert step(server.port, session)[0] == 410
         assert len(server.find("the time to drain is over; 1 sessions end with it")) == 1
+
+
+@pytest.mark.parametrize("forwarded", [False, True])
+def test_what_is_served_of_no_open_session_has_the_time_to_drain_wherever_it_arrived(forwarded: bool) -> None:
+    with (
+        serving("--drain-timeout", "60", "--timeout-graceful-shutdown", "1") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        session, old = start(server.port)
+        until(lambda: seen_by_ps(server, old), server)
+        stream = stack.enter_context(connected(server.port))
+        while (int(stream.ask("GET", "/")[1].split()[-1]) != old) is not forwarded:
+            stream = stack.enter_context(connected(server.port))
+        stream.socket.sendall(f"GET /sessions/{session}/events HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+        assert stream.socket.recv(12) == b"HTTP/1.1 200"
+        end(server.port, session)
+        with drained(server, old) as drain:
+            came = b""
+            while b"data: 80" not in came:  # four seconds of them
+                part = stream.socket.recv(4096)
+                assert part, (came[-20:], server.log)
+                came += part
+            assert drain.process.poll() is None
+            stream.socket.close()
+            assert drain.end() == (0, "")
+        assert (drain.steps[-1]["state"], drain.steps[-1]["sessions"]) == ("drained", 0)
 
 
 def test_a_worker_that_is_killed_while_it_drains_is_said_to_have_failed_and_its_replacement_serves() -> None:

@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.processes.test_drain import connected, serving, start
@@ -37,6 +39,36 @@ def test_a_restart_goes_on_past_workers_whose_threads_do_not_end() -> None:
         # And the next one too.
         os.kill(server.process.pid, signal.SIGHUP)
         server.wait_for("all 2 workers were restarted", 2, timeout_seconds=40)
+
+
+@contextlib.contextmanager
+def slow_to_shut_down(tmp_path: Path, shutdown: str, graceful_seconds: int) -> Iterator[tuple[Running, Path]]:
+    """A server whose app is so in its shutdown, and its notes."""
+    notes = tmp_path / "notes"
+    env = {"TEST_NOTES": str(notes), "TEST_SHUTDOWN": shutdown}
+    options = ("--drain-timeout", "1", "--timeout-graceful-shutdown", str(graceful_seconds))
+    with serving(*options, app="tests.processes.apps:slow_to_shut_down", env=env) as server:
+        yield server, notes
+
+
+@pytest.mark.parametrize("shutdown", ["never", "blocks"])
+def test_a_restart_goes_on_past_workers_whose_app_does_not_end_its_shutdown(tmp_path: Path, shutdown: str) -> None:
+    with slow_to_shut_down(tmp_path, shutdown, 2) as (server, notes):
+        before = server.workers()
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted", timeout_seconds=40)
+        for pid in before:
+            wait_until_gone(pid, 20)
+        assert sorted(notes.read_text().split("\n")[:-1]) == sorted(f"shutdown {pid}" for pid in before)
+        server.wait_for("so it is ended now: its app's shutdown goes on", 2)
+        os.killpg(server.process.pid, signal.SIGKILL)  # a stop would wait for the app
+
+
+def test_a_server_that_is_stopped_waits_for_its_apps_shutdown_whatever_its_graceful_limit(tmp_path: Path) -> None:
+    """As uvicorn does: an app may have much to put away."""
+    with slow_to_shut_down(tmp_path, "4", 1) as (server, notes):
+        assert server.stop() == 0
+        assert notes.read_text().count("complete") == 2
 
 
 def test_a_worker_that_was_to_serve_so_many_requests_is_replaced_whatever_its_threads_do() -> None:

@@ -203,9 +203,11 @@ def test_who_waits_too_long_is_answered_503_and_a_client_that_leaves_takes_no_on
     asyncio.run(test())
 
 
-def test_a_client_that_leaves_the_queue_is_missed_after_a_body_as_long_as_what_is_taken_early() -> None:
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+def test_a_client_that_leaves_the_queue_is_missed_after_a_body_as_long_as_what_is_taken_early(http: str) -> None:
     async def test() -> None:
-        async with limited("--max-sessions", "1", "--queue", "60", "--place", "balanced") as (server, wires, case):
+        options = ("--max-sessions", "1", "--queue", "60", "--place", "balanced", "--http", http)
+        async with limited(*options) as (server, wires, case):
             (_, first), (other, second) = wires.items()
             holder = server.new_session()
             assert (await post(first, holder, case)).status == 200
@@ -218,6 +220,41 @@ def test_a_client_that_leaves_the_queue_is_missed_after_a_body_as_long_as_what_i
                 leaving.abort()
             async with asyncio.timeout(10):
                 await waits(server, 0)
+            assert (await post(first, holder, case, "/end")).status == 200
+            assert (await post_until_taken(second, server.new_session(), case)).status == 200
+            assert server.stage.performances(left) == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("headers", "follows"),
+    [
+        pytest.param([("expect", "100-continue"), ("content-length", "2")], b"", id="expects"),
+        pytest.param([("content-length", str(4 * EARLY_BODY_BYTES))], b" " * 4 * EARLY_BODY_BYTES, id="long body"),
+        pytest.param([("content-length", "2")], b"{}" + asked(), id="next request"),
+    ],
+)
+def test_a_client_that_leaves_the_queue_is_missed_though_nothing_is_read_from_it(
+    headers: list[tuple[str, str]], follows: bytes
+) -> None:
+    async def test() -> None:
+        async with limited("--max-sessions", "1", "--queue", "60", "--place", "balanced") as (server, wires, case):
+            (_, first), (other, second) = wires.items()
+            holder = server.new_session()
+            assert (await post(first, holder, case)).status == 200
+            left = server.script(read_body(), *respond())
+            for leave in (Wire.abort, Wire.close):
+                start = asked(server.new_session(), left, method="POST", path="/start", headers=headers)
+                async with server.connection(other) as leaving:
+                    received = leaving.received
+                    await leaving.send(start + follows)
+                    await waits(server, 1)
+                    await asyncio.sleep(0.2)  # what is read of it has been read
+                    assert leaving.received == received  # no `100 Continue`
+                    leave(leaving)
+                async with asyncio.timeout(10):
+                    await waits(server, 0)
             assert (await post(first, holder, case, "/end")).status == 200
             assert (await post_until_taken(second, server.new_session(), case)).status == 200
             assert server.stage.performances(left) == []

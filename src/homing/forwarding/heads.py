@@ -75,7 +75,8 @@ _HEAD_LENGTH: Final = "homing.head_length"
 
 _USUAL: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "state"}
-    | {_HEAD_LENGTH, "homing.abort", "homing.forwarded", "homing.hop", "homing.session_id", "homing.acquire_session"}
+    | {_HEAD_LENGTH, "homing.abort", "homing.client_left", "homing.forwarded", "homing.hop"}
+    | {"homing.session_id", "homing.acquire_session"}
     | _TYPED
 )
 """A scope with no other keys takes the quick way."""

@@ -43,6 +43,9 @@ from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, Session
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
 
+CLIENT_LEFT_SCOPE_KEY: Final = "homing.client_left"
+"""Set by `homing run`'s protocol class, where starts may wait: returns, once awaited, when the client has left."""
+
 FORWARDED_SCOPE_KEY: Final = "homing.forwarded"
 """Set by `homing run`'s protocol class: told the owner that has handled a request whose session its head named."""
 
@@ -206,6 +209,7 @@ class SessionRoutingMiddleware:
             if worker is None:
                 request = self._alone(named)
             else:
+                client_left = None if worker.placement is None else scope.pop(CLIENT_LEFT_SCOPE_KEY, None)
                 request = None if self.policy.scatter else enter_here(worker, named)
                 if request is None:
                     looks = LOOKS
@@ -217,7 +221,7 @@ class SessionRoutingMiddleware:
                                 forwarded(owner)
                             return
                         looks -= 1
-                    routing = Routing(worker, self.policy, named, hop, scope, receive, send)
+                    routing = Routing(worker, self.policy, named, hop, scope, receive, send, client_left)
                     request = await routing.route(looks)
                     if request is None and forwarded is not None and routing.forwarded_to is not None:
                         forwarded(routing.forwarded_to)

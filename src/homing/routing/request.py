@@ -45,6 +45,7 @@ class RoutedRequest:
         "_ended",
         "_entry",
         "_learned",
+        "_left",
         "_unnamed",
         "_worker",
         "named",
@@ -61,6 +62,7 @@ class RoutedRequest:
         self._entry = entry  # of the session, once it is entered
         self._learned: list[Entry] | None = None  # of those that the app made beside it
         self._ended = False
+        self._left = False
         self._unnamed: Callable[[Scope, int], object] | None = None
         self.named = named
         self.session_id = session_id
@@ -152,8 +154,27 @@ class RoutedRequest:
         return self.used or (self.named.start and succeeded(scope, status))
 
     def end(self) -> None:
-        """This request's session has ended; its owner is kept for the close retry window."""
+        """This request's session has ended; its owner is kept for the close retry window. On any thread, and at any time.
+
+        A request that named none may have begun some, which its reply has made known: those have ended.
+        """
         self._ended = True
+        worker = self._worker
+        # `leave`, on the event loop, sets the one and then looks at the other: whatever comes between, one of the two sees it.
+        if self._left and worker is not None and not worker.drained:
+            worker.in_loop(lambda: self._end_now(worker))
+
+    def _end_now(self, worker: Worker) -> None:
+        entries = (self._learned or ()) if self.session_id is None else (self._entry,)
+        here = [SessionId(entry.key) for entry in entries if entry is not None and entry.owned]
+        for session_id in here:
+            worker.lifetimes.ended(session_id)
+            worker.path_keys.unbind(session_id)
+        if here:
+            worker.count_sessions()
+        else:
+            tag = None if self.session_id is None else session_tag(self.session_id)
+            logger.warning("an end that came after its request has ended nothing: not here session=%s", tag)
 
     def serving(self, session_id: str) -> AbstractContextManager[None]:
         """Count this request as served for another session too; raises `NotHereError` where that is not here."""
@@ -172,16 +193,19 @@ class RoutedRequest:
         if worker is None:
             return
         status = None if failed else self.status
+        self._left = True
         entry = self._entry
         try:
             # Not owned: taken meanwhile from a worker that was thought dead, and its lifetime is not kept here.
             if session_id is not None and entry is not None and entry.owned:
                 self._leave_session(worker, session_id, arrived, status)
+            elif self._ended and session_id is None and self._learned and self.unrecorded is None:
+                self._end_now(worker)
         finally:
             if entry is not None:
                 worker.owners.leave(entry)
-            while self._learned:
-                worker.owners.leave(self._learned.pop())
+            for made in self._learned or ():
+                worker.owners.leave(made)
             if self._unnamed is not None:
                 if status is not None and succeeded(arrived, status):
                     self._unnamed(arrived, status)

@@ -9,6 +9,7 @@ Not here: what the decision is (`decision.py`, a plain function), and running th
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
 from homing.directory import SessionOwners
@@ -97,9 +98,13 @@ class Routing:
     once that has handled the request.
 
     Borrows `worker`, `hop`, `receive` and `send`; keeps what it took from `receive` until an owner has said *mine*.
+
+    Args:
+        client_left: As for `StartOnItsWay`.
     """
 
     __slots__ = (
+        "_client_left",
         "_hop",
         "_named",
         "_others_wait",
@@ -122,6 +127,7 @@ class Routing:
         scope: Scope,
         receive: Receive,
         send: Send,
+        client_left: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._worker = worker
         self._policy = policy
@@ -131,6 +137,7 @@ class Routing:
         self._others_wait = hop is not None and says_others_wait(hop.note)
         self._scope = scope
         self._send = send
+        self._client_left = client_left
         self.receive = receive
         self._start: StartOnItsWay | None = None
         self.forwarded_to: WorkerId | None = None
@@ -160,7 +167,14 @@ class Routing:
             return await self._settled(looks)
         if self._reason is None or self._reason is Reason.SCATTERED:
             self._start = start = StartOnItsWay(
-                self._worker, placement, named, note_of(named), self._scope, self._kept(), self._send
+                self._worker,
+                placement,
+                named,
+                note_of(named),
+                self._scope,
+                self._kept(),
+                self._send,
+                client_left=self._client_left,
             )
             return await start.in_turn(lambda: self._settled(looks))
         try:

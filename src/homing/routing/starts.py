@@ -31,9 +31,10 @@ class StartOnItsWay:
     Args:
         receive: What the handler will read from, and this until then.
         note: What the worker that is chosen should know of the request.
+        client_left: Returns, once awaited, when the client has left; None: only `receive` tells.
     """
 
-    __slots__ = ("_named", "_note", "_placement", "_receive", "_scope", "_send", "_start", "_worker")
+    __slots__ = ("_left", "_named", "_note", "_placement", "_receive", "_scope", "_send", "_start", "_worker")
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class StartOnItsWay:
         scope: Scope,
         receive: Replayable,
         send: Send,
+        *,
+        client_left: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._worker = worker
         self._placement = placement
@@ -52,6 +55,7 @@ class StartOnItsWay:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._left = client_left
         self._start: Start = placement.new_start()
 
     @property
@@ -124,6 +128,9 @@ class StartOnItsWay:
 
     async def _client_left(self) -> None:
         """Return once the client has left. What is taken meanwhile is given again."""
+        if self._left is not None:
+            await self._left()
+            return
         if any(name == b"expect" for name, _ in self._scope["headers"]):
             # To take anything would tell the client to send its body, which no app has asked for.
             await asyncio.Event().wait()

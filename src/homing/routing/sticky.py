@@ -185,7 +185,11 @@ def request_of(scope: Scope) -> RoutedRequest:
 
 
 def end(scope: Scope) -> None:
-    """Inside a handler: this request's session has ended. Its owner is kept for the close retry window (300 s).
+    """This request's session has ended. Its owner is kept for the close retry window (300 s).
+
+    On any thread: inside the handler, where the session has ended once that returns, or later, by a task or a thread that
+    outlives the request: then at once, and if the session is not at this worker any more, the log says so. Of a request
+    that named no session, those have ended that its reply has made known.
 
     Raises:
         LookupError: the scope is not a routed request's.

@@ -78,6 +78,14 @@ class RunConfig(Config):
         return self.http == _PROTOCOL and connections_can_move()
 
     @property
+    def starts_wait(self) -> bool:
+        """Whether declared starts may wait in the queue."""
+        routing = self.routing
+        if routing is None or routing.socket_dir is None or self.routed_by is RoutedBy.APP:
+            return False
+        return routing.queue_seconds > 0
+
+    @property
     def asgi_version(self) -> Literal["2.0", "3.0"]:
         """What the app's own interface is, as it would be without the router."""
         return "2.0" if self._interface_of_app == "asgi2" else "3.0"

@@ -63,7 +63,7 @@ class Leave:
             deadline: On the monotonic clock.
             told_to_stop: Whether to wait no more.
         """
-        while (self.sessions or self._state.tasks) and time.monotonic() < deadline and not told_to_stop():
+        while (self.sessions or self._is_serving) and time.monotonic() < deadline and not told_to_stop():
             self._send_away(all_idle=False)
             await asyncio.sleep(LOOK_SECONDS)
         return self.sessions
@@ -87,6 +87,11 @@ class Leave:
     def sessions(self) -> int:
         """Sessions that are open here."""
         return 0 if self._worker is None else self._worker.open_sessions
+
+    @property
+    def _is_serving(self) -> bool:
+        """A request is under way: one that arrived here, of which the server has a task, or one that another worker sent."""
+        return bool(self._state.tasks) or (self._worker is not None and self._worker.serving > 0)
 
     def _send_away(self, *, all_idle: bool) -> None:
         to = self._others()

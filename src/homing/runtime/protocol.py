@@ -1,5 +1,5 @@
-"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, and connections that move to
-another worker.
+"""What the public socket's HTTP protocol adds: where a request's head ended, how to cut a reply, whether a client that waits is
+still there, and connections that move to another worker.
 
 uvicorn with httptools appends a request's trailers to the list of headers that the app sees; a trailer never names a
 session, so the length of the head is kept. A reply that was cut must look cut: one that ends with its connection
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 from typing import Final, cast
@@ -24,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from homing.identity import HEAD_LENGTH_SCOPE_KEY
 from homing.routing import SESSION_ID_SCOPE_KEY
-from homing.routing.middleware import ABORT_SCOPE_KEY, FORWARDED_SCOPE_KEY
+from homing.routing.middleware import ABORT_SCOPE_KEY, CLIENT_LEFT_SCOPE_KEY, FORWARDED_SCOPE_KEY
 from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
 from homing.runtime.replies import QuickReply, ReplyWriter, turn_of
 from homing.runtime.underneath import replies_are_known
@@ -33,18 +34,27 @@ from homing.types import Scope, WorkerId
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
+# That the peer sends no more is told by POLLHUP alone on macOS, which has no POLLRDHUP.
+_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+_LOOK_SECONDS: Final = 0.5
+"""How often is looked whether a client has left whose connection is not read from."""
+
 _REPLIES_ARE_KNOWN: Final = replies_are_known()
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol, which also sets up to three keys of an HTTP scope.
+    """uvicorn's httptools protocol, which also sets up to four keys of an HTTP scope.
 
     `homing.head_length`: how many of the headers are the head's (int); later ones are trailers.
     `homing.abort`: a callable without arguments that resets the client's connection.
+    `homing.client_left`: where starts may wait in the queue, a coroutine function that returns once the client has left.
     `homing.forwarded`: where connections may move, a callable that is told which other worker has handled the request.
     """
 
     # What is mostly so stands on the class.
+    _starts_wait = False
+    _lost: asyncio.Event | None = None
     _moves = 0
     _requests = 0
     _last = False
@@ -60,6 +70,8 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         scope: Scope = self.scope  # type: ignore[assignment]  # of which uvicorn has a type that knows no keys of ours
         scope[HEAD_LENGTH_SCOPE_KEY] = len(self.headers)
         scope[ABORT_SCOPE_KEY] = self.reset_connection
+        if self._starts_wait:
+            scope[CLIENT_LEFT_SCOPE_KEY] = self.client_left
         if self._handoffs is not None:
             self._requests += 1
             scope[FORWARDED_SCOPE_KEY] = self.forwarded
@@ -78,6 +90,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._replies = ReplyWriter(transport, turn_of(self.loop))
         self._replies_as_transport = cast("asyncio.Transport", self._replies)
+        self._starts_wait = getattr(self.config, "starts_wait", False)
         self._handoffs: Handoffs | None = None
         if self.scheme == "http" and self._moves < MAX_MOVES:
             self._handoffs = getattr(self.config, "handoffs", None)
@@ -123,6 +136,25 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timer()
         super().connection_lost(exc)
+        if self._lost is not None:
+            self._lost.set()
+
+    async def client_left(self) -> None:
+        """Return once the client's connection has ended.
+
+        An end is not heard while the connection is not read from, more of a body having come than is kept, or a next
+        request: it is looked for.
+        """
+        self._lost = self._lost or asyncio.Event()
+        while not (self.transport.is_closing() or self._has_ended()):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._lost.wait()
+
+    def _has_ended(self) -> bool:
+        ends = select.poll()
+        ends.register(self.transport.get_extra_info("socket"), _ENDED)
+        return bool(ends.poll(0))
 
     # --- moving to another worker ---
 

@@ -42,6 +42,7 @@ _NAMES = (
     "uvicorn.server:Server.handle_exit",
     "uvicorn.server:Server.run",
     "uvicorn.server:Server.startup",
+    "uvicorn.lifespan.on:LifespanOn.shutdown",
     # protocol.py
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_headers_complete",
     "uvicorn.protocols.http.httptools_impl:HttpToolsProtocol.on_response_complete",

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from multiprocessing.connection import Connection
 from socket import SO_ACCEPTCONN, SOL_SOCKET, socket
 from types import FrameType
@@ -45,6 +46,7 @@ USAGE_EXIT_CODE: Final = 2
 ORPHAN_SECONDS: Final = 4.0
 """How long a worker outlives its supervisor, at most: requests in flight may end for 2.5 s of it."""
 _ORPHAN_GRACE_SECONDS: Final = 2.5
+_LOOK_SECONDS: Final = 0.1
 
 
 class HomingServer(Server):
@@ -208,6 +210,27 @@ class WorkerServer(HomingServer):
     def __init__(self, config: RunConfig, link: SupervisorLink) -> None:
         super().__init__(config, link.send)
         self._link = link
+        # Only one that was set: an app may have much to put away.
+        self._app_shutdown_seconds = config.timeout_graceful_shutdown
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        shut_down = functools.partial(self._shut_app_down, self.lifespan.shutdown)
+        self.lifespan.shutdown = shut_down
+        await super().startup(sockets)
+
+    async def _shut_app_down(self, shut_down: Callable[[], Awaitable[None]]) -> None:
+        """Have the app shut down. Of a worker that leaves while its server goes on, within the graceful limit if one was set:
+        whatever waits for the worker to go, a restart say, would wait for ever."""
+        if self._app_shutdown_seconds is None or self._signalled:
+            await shut_down()
+            return
+        ended = threading.Event()
+        arguments = (ended, self._app_shutdown_seconds)
+        threading.Thread(target=_exit_unless, args=arguments, name="homing-shutdown", daemon=True).start()
+        try:
+            await shut_down()
+        finally:
+            ended.set()
 
     def serves(self, accepting: Accepting) -> None:
         link = self._link
@@ -241,8 +264,20 @@ def _exit_within(seconds: float) -> None:
     threading.Event().wait(seconds)
     own = (threading.main_thread(), threading.current_thread())
     names = sorted(each.name for each in threading.enumerate() if not each.daemon and each not in own)
-    why = f": its threads go on ({', '.join(names)})" if names else ""
-    fields = {"event": "worker_lingers", "pid": os.getpid(), "threads": names}
+    _end_lingering(f": its threads go on ({', '.join(names)})" if names else "", names)
+
+
+def _exit_unless(ended: threading.Event, seconds: float) -> None:
+    """End this process if the app has not ended its shutdown so long after it was told to. A thread, since it may block the loop."""
+    while current_worker() is not None:  # the app is told once nothing is served any more, which has a limit of its own
+        if ended.wait(_LOOK_SECONDS):
+            return
+    if not ended.wait(seconds):
+        _end_lingering(": its app's shutdown goes on", [])
+
+
+def _end_lingering(why: str, threads: list[str]) -> NoReturn:
+    fields = {"event": "worker_lingers", "pid": os.getpid(), "threads": threads}
     text = "worker [%d] has served all and does not exit, so it is ended now%s"
     logger.warning(text, os.getpid(), why, extra=fields)
     _exit_at_once()
