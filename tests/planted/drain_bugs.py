@@ -13,6 +13,30 @@ _KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_ne
 
 DRAIN_BUGS: Final = (
     Bug(
+        "a connection over a Unix socket is given away, and not taken",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/handoff.py",
+                "_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)\n",
+                "_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)\n",
+            ),
+        ),
+        ("tests/processes/test_handoff.py::test_a_connection_over_a_unix_socket_moves_as_any_other",),
+    ),
+    Bug(
+        "a server that a worker starts is told the run directory of that worker's server",
+        "P2",
+        (
+            Change(
+                "src/homing/rundir/places.py",
+                "    os.environ.pop(SESSION_SOCKET_DIR_ENV, None)\n",
+                "    os.environ[SESSION_SOCKET_DIR_ENV] = path\n",
+            ),
+        ),
+        ("tests/processes/test_meeting.py::test_a_server_that_a_worker_of_another_has_started_never_meets_that",),
+    ),
+    Bug(
         "a queue of connections that no worker of its own accepts from is lent to nobody",
         "P5",
         (

@@ -43,12 +43,18 @@ MOST_TRIES = 60
 class Connection:
     """One keep-alive connection of a client."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        if tls is None:
-            self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    def __init__(self, at: int | Path, tls: ssl.SSLContext | None = None) -> None:
+        if isinstance(at, Path):
+            self._http = http.client.HTTPConnection("localhost")
+            self._http.sock = socket.socket(socket.AF_UNIX)
+            self._http.sock.settimeout(30)
+            self._http.sock.connect(str(at))
+        elif tls is None:
+            self._http = http.client.HTTPConnection("127.0.0.1", at, timeout=30)
+            self._http.connect()
         else:
-            self._http = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=tls)
-        self._http.connect()
+            self._http = http.client.HTTPSConnection("127.0.0.1", at, timeout=30, context=tls)
+            self._http.connect()
         self.socket = self._http.sock
         self.address = self.socket.getsockname()
 
@@ -83,23 +89,25 @@ class Connection:
 
 @contextlib.contextmanager
 def two_workers(
-    *options: str, tls: ssl.SSLContext | None = None, app: str = APP[0]
+    *options: str, tls: ssl.SSLContext | None = None, app: str = APP[0], uds: Path | None = None
 ) -> Iterator[tuple[Running, Connection, Connection]]:
     """A server, and a connection to each of its workers."""
+    if uds is not None:
+        options = (*options, "--uds", str(uds))
     with running(app, *APP[1:], "--workers", "2", *options, cwd=ROOT) as server, contextlib.ExitStack() as stack:
         server.wait_for("Application startup complete", 2)
-        one = Connection(server.port, tls)
+        one = Connection(uds or server.port, tls)
         stack.callback(one.close)
-        yield server, one, elsewhere(server, one, stack, tls)
+        yield server, one, elsewhere(uds or server.port, one, stack, tls)
 
 
 def elsewhere(
-    server: Running, one: Connection, stack: contextlib.ExitStack, tls: ssl.SSLContext | None = None
+    at: int | Path, one: Connection, stack: contextlib.ExitStack, tls: ssl.SSLContext | None = None
 ) -> Connection:
     """A connection to another worker than `one`'s."""
     here = one.at()
     for _ in range(MOST_TRIES):
-        other = Connection(server.port, tls)
+        other = Connection(at, tls)
         stack.callback(other.close)
         if other.at() != here:
             return other
@@ -135,7 +143,7 @@ def fresh(pair: Pair) -> Iterator[tuple[Connection, Connection, str, int, int]]:
     with contextlib.ExitStack() as stack:
         one = Connection(server.port)
         stack.callback(one.close)
-        other = elsewhere(server, one, stack)
+        other = elsewhere(server.port, one, stack)
         yield one, other, other.start(), one.at(), other.at()
 
 
@@ -267,7 +275,7 @@ def test_descriptors_are_given_back_at_both_ends(pair: Pair) -> None:
     with contextlib.ExitStack() as stack:
         one = Connection(server.port)
         stack.callback(one.close)
-        elsewhere(server, one, stack)
+        elsewhere(server.port, one, stack)
     moved_between_workers(server, 3)
     before = [open_files(pid) for pid in workers]
     moved_between_workers(server, 60)
@@ -280,7 +288,7 @@ def moved_between_workers(server: Running, connections: int) -> int:
     with contextlib.ExitStack() as stack:
         one = Connection(server.port)
         stack.callback(one.close)
-        other = elsewhere(server, one, stack)
+        other = elsewhere(server.port, one, stack)
         sessions = {one.at(): one.start(), other.at(): other.start()}
         for _ in range(connections):
             with contextlib.closing(Connection(server.port)) as connection:
@@ -423,6 +431,20 @@ def test_connections_stay_where(options: tuple[str, ...]) -> None:
         assert one.at() == here
         said = server.find("connections stay where they were accepted")
         assert len(said) == (1 if "h11" in options else 0)
+
+
+def test_a_connection_over_a_unix_socket_moves_as_any_other(tmp_path: Path) -> None:
+    with two_workers("--drain-timeout", "1", uds=tmp_path / "public") as (server, one, other):
+        there = other.at()
+        session = other.start()
+        move(one, session, there)
+        counted = one.step(session)
+        assert [one.step(session) for _ in range(3)] == [counted + 1, counted + 2, counted + 3]
+        # Those of a worker that leaves move, too.
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.wait_for("all 2 workers were restarted", timeout_seconds=40)
+        assert one.at() in server.workers()
+        assert server.find("lost a connection") == []
 
 
 def test_a_connection_behind_tls_stays_where_it_is(tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ if __name__ == "__main__":
             server.join()
 """
 
+STARTS_ANOTHER = f"""
+import json, subprocess, sys
+from tests.support.sticky_app import app as routed
+
+async def app(scope, receive, send):
+    if scope.get("path") != "/start-another":
+        return await routed(scope, receive, send)
+    another = subprocess.Popen([sys.executable, "-m", "uvicorn", "{APP}", "--port", "0"])
+    await send({{"type": "http.response.start", "status": 200, "headers": []}})
+    await send({{"type": "http.response.body", "body": json.dumps(another.pid).encode()}})
+
+app.homing_routed = True
+"""
+
 
 async def ask(address: Address, method: str, path: str) -> tuple[int, Any]:
     async with connect(address) as wire:
@@ -110,6 +124,28 @@ def test_two_servers_of_several_workers_that_one_shell_started_never_meet(launch
                 for _ in range(2)
             ]
             await see_that_they_never_meet(one.address, two.address)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("told", ["by homing run", "by the environment"])
+def test_a_server_that_a_worker_of_another_has_started_never_meets_that(told: str, tmp_path: Any) -> None:
+    async def test() -> None:
+        (tmp_path / "outer.py").write_text(STARTS_ANOTHER)
+        with run_directory_base() as base:
+            given = None if told == "by homing run" else str(base / "of-the-outer")
+            env = {"XDG_RUNTIME_DIR": str(base), "PYTHONPATH": f"{os.getcwd()}:{tmp_path}"}
+            argv = (sys.executable, "-m", "homing", "run", "outer:app", "--workers", "2", "--port", "0")
+            async with run_process(argv, env={"HOMING_SESSION_SOCKET_DIR": given, **env}) as process:
+                await process.log.until("all 2 workers are ready")
+                outer = int((await process.log.until(ADDRESS))[0][1])
+                _, another = await ask(("127.0.0.1", outer), "GET", "/start-another")
+                try:
+                    inner = int((await process.log.until(ADDRESS, 2))[1][1])
+                    await process.log.until(STARTED, 3)
+                    await see_that_they_never_meet(("127.0.0.1", outer), ("127.0.0.1", inner))
+                finally:
+                    os.kill(another, signal.SIGTERM)
 
     asyncio.run(test())
 

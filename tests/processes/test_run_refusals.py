@@ -77,6 +77,12 @@ def test_several_workers_and_no_way_to_tell_sessions(line_of: LineOf) -> None:
         assert choice in line
 
 
+def test_an_app_that_routes_itself_and_no_sessions(line_of: LineOf) -> None:
+    line = line_of("tests.processes.apps:routed", "--workers", "2", "--no-sessions", code=2)
+    assert "--no-sessions: the app routes itself" in line
+    assert "leave out --no-sessions" in line
+
+
 def test_several_workers_and_an_mcp_server_without_its_preset(line_of: LineOf, tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(
         "async def app(scope, receive, send): ...\n"

@@ -46,7 +46,13 @@ from homing.rundir.names import (
     worker_handoff_path,
     worker_socket_path,
 )
-from homing.rundir.places import create_session_socket_dir, remove_run_directory, run_directory_bases
+from homing.rundir.places import (
+    create_session_socket_dir,
+    named_run_directory,
+    remove_run_directory,
+    run_directory_bases,
+    use_run_directory,
+)
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
@@ -73,11 +79,13 @@ __all__ = [
     "is_worker_id",
     "leave_run_directory",
     "made_by_launcher",
+    "named_run_directory",
     "new_worker_id",
     "remove_run_directory",
     "run_directory_bases",
     "run_in_forked_child",
     "siblings_directory",
+    "use_run_directory",
     "worker_handoff_path",
     "worker_socket_path",
 ]

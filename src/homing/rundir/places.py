@@ -11,24 +11,42 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import ANOTHER, check_run_directory
 from homing.rundir.leftovers import remove_stale
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, worker_socket_path
 
+_of_this_worker: Final[list[str]] = []
+"""The directory of the server that this process is a worker of, if it was told; a fork of it is none."""
+
+os.register_at_fork(after_in_child=_of_this_worker.clear)
+
+
+def use_run_directory(path: str) -> None:
+    """Have this process, a worker of a server, be in that directory. What it starts or forks is none of the server's workers."""
+    _of_this_worker[:] = [path]
+    # Set for this server: with it, a server that the app starts would be told that it belongs to this one.
+    os.environ.pop(SESSION_SOCKET_DIR_ENV, None)
+
+
+def named_run_directory() -> str | None:
+    """The directory that this process was told to use: by `use_run_directory`, else by `HOMING_SESSION_SOCKET_DIR`."""
+    return _of_this_worker[0] if _of_this_worker else os.environ.get(SESSION_SOCKET_DIR_ENV) or None
+
 
 def create_session_socket_dir(explicit: str | None = None) -> str:
     """The run directory for one server, ready to use. Its maker removes it (`remove_run_directory`).
 
-    With `explicit`, or `HOMING_SESSION_SOCKET_DIR` in the environment: that directory, made if it is missing. Otherwise
-    a new `homing-<pid>-<random>` on the first usable of XDG_RUNTIME_DIR, /dev/shm and the temp directory, once the
-    directories that dead servers of this user left there are removed.
+    With `explicit`, in a worker of `homing run`, or with `HOMING_SESSION_SOCKET_DIR` in the environment: that directory, made
+    if it is missing. Otherwise a new `homing-<pid>-<random>` on the first usable of XDG_RUNTIME_DIR, /dev/shm and the temp
+    directory, once the directories that dead servers of this user left there are removed.
 
     Raises:
         RunDirectoryError: the explicit one, or every candidate, is missing, not ours, too open, or too long.
     """
-    explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
+    explicit = explicit or named_run_directory()
     if explicit:
         return made(os.path.abspath(explicit))
     for base in run_directory_bases():

@@ -21,7 +21,14 @@ from typing import Final
 
 from homing.rundir.leftovers import begin_in, remove_stale, run_directory_pid
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, boot_id
-from homing.rundir.places import create_session_socket_dir, made, no_base, remove_run_directory, run_directory_bases
+from homing.rundir.places import (
+    create_session_socket_dir,
+    made,
+    named_run_directory,
+    no_base,
+    remove_run_directory,
+    run_directory_bases,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +43,13 @@ def siblings_directory(settings: str) -> str:
 
     Siblings are the processes that one launcher (uvicorn, gunicorn, hypercorn, granian) made to serve one app at one
     address: same user, boot, PID namespace, parent process, command line and public sockets, and `settings`, which tells
-    the apps of one process apart. Any other process gets a directory of its own. `HOMING_SESSION_SOCKET_DIR` overrides:
-    that directory, emptied of what an earlier server left there.
+    the apps of one process apart. Any other process gets a directory of its own. `homing run`, and else
+    `HOMING_SESSION_SOCKET_DIR`, overrides: that directory, emptied of what an earlier server left there.
 
     Raises:
         RunDirectoryError: as `create_session_socket_dir`.
     """
-    if os.environ.get(SESSION_SOCKET_DIR_ENV):
+    if named_run_directory() is not None:
         path = create_session_socket_dir()
         begin_in(path, _launcher_name())
         return path
@@ -78,7 +85,7 @@ def leave_run_directory(path: str) -> None:
     this user starts.
     """
     pid = run_directory_pid(path)
-    if pid is None or os.environ.get(SESSION_SOCKET_DIR_ENV):
+    if pid is None or named_run_directory() is not None:
         return
     if pid == os.getpid():
         remove_run_directory(path)

@@ -26,7 +26,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing import build
 from homing.routing.options import RoutingOptions
-from homing.rundir import SESSION_SOCKET_DIR_ENV
 from homing.runtime.application import LoadedApp, load, tell_routing
 from homing.runtime.handoff import Handoffs
 from homing.runtime.listeners import keep_alive
@@ -142,9 +141,11 @@ class RunConfig(Config):
         return with_metrics_route(routed, self.root_path + self.metrics_route)
 
     def _route(self, loaded: LoadedApp) -> Any:
-        if loaded.routed and self.routing is not None and self.routing.socket_dir is not None:
-            # Where the app's own router looks when its worker starts; only then, so that no other child inherits it.
-            os.environ[SESSION_SOCKET_DIR_ENV] = self.routing.socket_dir
+        if loaded.routed and self.routing is None and self.workers > 1:
+            raise ConfigurationError(
+                "--no-sessions: the app routes itself (such as by homing.sticky), and its workers have to meet for that; leave "
+                "out --no-sessions, or take the router out of the app"
+            )
         if loaded.routed:
             told = self.routing is not None and tell_routing(loaded.app, self.routing)
             self.routed_by = RoutedBy.APP_AS_TOLD if told else RoutedBy.APP

@@ -44,6 +44,7 @@ _WORD: Final = b"homing connection 1 "
 _TAKEN_AT_ONCE: Final = 32
 _ADOPTED_WITHIN_SECONDS: Final = 1.0
 """Adopting a connection takes no longer than a turn of the event loop; a stop does not hang on one that does."""
+_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
 _DESCRIPTOR: Final = array.array("i", [0]).itemsize
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group. unix(7)
 
@@ -228,13 +229,13 @@ def _datagram_socket() -> socket.socket:
 
 
 def _connection(descriptor: int) -> socket.socket | None:
-    """The TCP connection that a descriptor is; closed, and None, if it is something else."""
+    """The connection that a descriptor is, over TCP or a Unix socket (`--uds`); closed, and None, if it is something else."""
     try:
         found = socket.socket(fileno=descriptor)
     except OSError:
         os.close(descriptor)
         return None
-    if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+    if found.family in _FAMILIES and found.type == socket.SOCK_STREAM:
         return found
     found.close()
     return None

@@ -7,11 +7,10 @@ Not here: apps that `homing run` or `homing.sticky` route (`homing.routing.stick
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from homing.routing import RoutingOptions
-from homing.rundir import SESSION_SOCKET_DIR_ENV, leave_run_directory, made_by_launcher, siblings_directory
+from homing.rundir import leave_run_directory, made_by_launcher, named_run_directory, siblings_directory
 from homing.runtime.secret import server_secret
 
 
@@ -35,7 +34,7 @@ class MeetingPlace:
         """Whether there may be other workers."""
         if self.options is not None:
             return self.options.socket_dir is not None
-        return bool(os.environ.get(SESSION_SOCKET_DIR_ENV)) or made_by_launcher()
+        return named_run_directory() is not None or made_by_launcher()
 
     def directory(self) -> str | None:
         """The run directory; None if there are no other workers."""

@@ -30,7 +30,7 @@ from uvicorn.server import Server
 
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.worker import GRACEFUL_SECONDS, current_worker
-from homing.rundir import close_after_fork
+from homing.rundir import close_after_fork, use_run_directory
 from homing.runtime.accepting import Accepting
 from homing.runtime.config import RunConfig, address_line, unix_line
 from homing.runtime.handoff import Handoffs
@@ -216,6 +216,8 @@ class WorkerServer(HomingServer):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         shut_down = functools.partial(self._shut_app_down, self.lifespan.shutdown)
         self.lifespan.shutdown = shut_down
+        if (routing := self.config.routing) is not None and routing.socket_dir is not None:
+            use_run_directory(routing.socket_dir)  # where a router of the app's own looks
         await super().startup(sockets)
 
     async def _shut_app_down(self, shut_down: Callable[[], Awaitable[None]]) -> None:
