@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tests.support.launchers import LAUNCHERS, free_port, launched, run_directory_base
 from tests.support.raw import Address, connect, request
-from tests.support.servers import LEFT_BEHIND, STARTED, ServerProcess, children, descendants, run_process
+from tests.support.servers import LEFT_BEHIND, ROOT, STARTED, ServerProcess, children, descendants, run_process
 
 APP = "tests.support.sticky_app:app"
 ADDRESS = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
@@ -104,7 +104,7 @@ def test_two_servers_that_one_python_program_started_never_meet(method: str, tmp
     async def test() -> None:
         (tmp_path / "program.py").write_text(PROGRAM)
         with run_directory_base() as base:
-            env = {"XDG_RUNTIME_DIR": str(base), "PYTHONPATH": os.getcwd()}
+            env = {"XDG_RUNTIME_DIR": str(base), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
             async with two_from(sys.executable, str(tmp_path / "program.py"), method, **env) as addresses:
                 await see_that_they_never_meet(*addresses)
             assert os.listdir(base) == []
@@ -134,7 +134,7 @@ def test_a_server_that_a_worker_of_another_has_started_never_meets_that(told: st
         (tmp_path / "outer.py").write_text(STARTS_ANOTHER)
         with run_directory_base() as base:
             given = None if told == "by homing run" else str(base / "of-the-outer")
-            env = {"XDG_RUNTIME_DIR": str(base), "PYTHONPATH": f"{os.getcwd()}:{tmp_path}"}
+            env = {"XDG_RUNTIME_DIR": str(base), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{tmp_path}"}
             argv = (sys.executable, "-m", "homing", "run", "outer:app", "--workers", "2", "--port", "0")
             async with run_process(argv, env={"HOMING_SESSION_SOCKET_DIR": given, **env}) as process:
                 await process.log.until("all 2 workers are ready")
