@@ -13,6 +13,48 @@ _KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_ne
 
 DRAIN_BUGS: Final = (
     Bug(
+        "a drain waits for what arrived here, not for what other workers sent",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "        return bool(self._state.tasks) or (self._worker is not None and self._worker.serving > 0)\n",
+                "        return bool(self._state.tasks)\n",
+            ),
+        ),
+        (f"{_DRAIN}::test_what_is_served_of_no_open_session_has_the_time_to_drain_wherever_it_arrived",),
+    ),
+    Bug(
+        "a restart waits for an app that never ends its shutdown",
+        "P3",
+        (
+            Change(
+                f"{_RUNTIME}/worker.py",
+                "        if self._app_shutdown_seconds is None or self._signalled:\n",
+                "        if True:\n",
+            ),
+        ),
+        (
+            "tests/processes/test_leaving_by_itself.py::"
+            "test_a_restart_goes_on_past_workers_whose_app_does_not_end_its_shutdown",
+        ),
+    ),
+    Bug(
+        "an end that comes after its request ends nothing",
+        "P3",
+        (
+            Change(
+                "src/homing/routing/request.py",
+                "        if self._left and worker is not None and not worker.drained:\n",
+                "        if False:\n",
+            ),
+        ),
+        (
+            "tests/integration/test_sticky.py::"
+            "test_an_end_that_comes_after_its_request_ends_the_session_that_it_named_or_made",
+        ),
+    ),
+    Bug(
         "a connection over a Unix socket is given away, and not taken",
         "P5",
         (

@@ -35,6 +35,14 @@ PLACEMENT_BUGS: Final = (
         f"{_PLACED}::test_a_start_that_is_placed_at_a_worker_which_was_killed_runs_where_it_arrived",
     ),
     _one(
+        "a client that leaves the queue is missed only if something is read from it",
+        "P5",
+        f"{_ROUTING}/starts.py",
+        "        if self._left is not None:\n            await self._left()\n            return\n",
+        "",
+        f"{_LIMIT}::test_a_client_that_leaves_the_queue_is_missed_though_nothing_is_read_from_it",
+    ),
+    _one(
         "a worker that is about to stop is given new sessions",
         "P2",
         f"{_PLACEMENT}/placement.py",
