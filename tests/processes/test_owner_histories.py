@@ -131,9 +131,13 @@ class OwnerHistories(RuleBasedStateMachine):
             if worker.dead:
                 self._replace(worker)
         for worker, number in list(self.pending):
-            if worker.answered(number, 0):
+            if (worker, number) in self.pending and worker.answered(number, 0):
                 self.pending.remove((worker, number))
-                answer = worker.answer(number)
+                try:
+                    answer = worker.answer(number)
+                except DiedError:  # of a point that it has come to since it was last heard
+                    self._replace(worker)
+                    continue
                 assert not isinstance(answer, list) or answer[:1] != ["bug"], answer[1]
                 type(self).answers[f"later: {answer if isinstance(answer, str) else 'done'}"] += 1
         self._read_journal()
