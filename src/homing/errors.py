@@ -100,7 +100,7 @@ class SessionConflictError(ReplyError):
 
     status = 409
     code = "session_conflict"
-    detail = "The cookie and the body name different sessions."
+    detail = "Two places of the request name different sessions."
 
 
 class SessionGoneError(ReplyError):

@@ -132,6 +132,22 @@ def test_scenario_10_distinct_ids_never_share_an_owner_whatever_they_are(
     shared.run(test())
 
 
+def test_a_text_is_one_session_from_json_and_from_a_header_or_cookie_in_utf8_or_latin1(
+    shared: Shared, server: Staged
+) -> None:
+    async def test() -> None:
+        async with server.wires() as wires:
+            for arrives, wire in wires.items():
+                text = f"zoë {arrives}"
+                assert (await call(wire, **in_body(text))).status == 200
+                # As they stand here they go out as Latin-1.
+                for sent in (text, text.encode().decode("latin-1")):
+                    for pair in (("x-session", sent), ("cookie", f"visit={sent}")):
+                        assert await owner_of(wires, headers=[pair]) == {b"%d" % arrives}, pair
+
+    shared.run(test())
+
+
 @pytest.mark.parametrize("length", [1, 1024, 1025, 4000, 64_000])
 def test_scenario_10_the_longest_id_is_1024_bytes_wherever_it_stands(
     shared: Shared, server: Staged, length: int

@@ -183,6 +183,25 @@ def test_a_websocket_of_a_lost_session_is_refused_with_the_same_status(shared: S
     shared.run(test())
 
 
+def test_a_forwarded_denial_keeps_its_body_under_uvicorns_legacy_websockets(shared: Shared) -> None:
+    """It sends what it has in the turn after the start."""
+
+    async def test() -> None:
+        async with open_staged(*SESSION, "--ws", "websockets", "--scatter", workers=2) as server:
+            denial = [
+                send({"type": "websocket.http.response.start", "status": 418, "headers": []}),
+                send({"type": "websocket.http.response.body", "body": b"teapot"}),
+            ]
+            session = server.new_session()
+            for _ in range(40):
+                case = server.script(receive(), denial)
+                async with connect(server.server.address) as wire:
+                    reply = await WebSocketWire(wire).open("/", [("x-session", session), ("x-case", case)])
+                assert (reply.status, reply.body) == (418, b"teapot")
+
+    shared.run(test())
+
+
 def test_an_accepted_websocket_whose_owner_is_lost_is_closed_1011(shared: Shared, killing: Staged) -> None:
     async def test() -> None:
         case = killing.script(receive(), send({"type": "websocket.accept"}), note("open"), wait("for ever"))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.support.running import HOMING, ROOT, Running, environment, refused, running
 
-from homing.rundir import PAGE_NAME, SERVER_DESCRIPTION
+from homing.rundir import PAGE_NAME, SERVER_DESCRIPTION, SESSION_OWNERS_DIR, boot_id
 
 APP = (
     "tests.support.counter_app:app",
@@ -145,6 +145,28 @@ def test_a_server_on_a_unix_socket_is_shown_and_named_by_it(place: dict[str, str
         [found] = documents(place, path)
         assert (found["address"], found["pid"]) == (path, server.process.pid)
         assert path in homing("ps", env=place).stdout
+
+
+def test_a_run_directorys_control_characters_are_shown_escaped(place: dict[str, str | None]) -> None:
+    """Nor is anything in its name taken for markup. A program gets it as it is."""
+    name = "elsewhere\x1b[31m[bold]\x9b"
+    directory = f"{place['XDG_RUNTIME_DIR']}/{name}"
+    shown_name = r"elsewhere\x1b[31m[bold]\x9b"
+    with two_workers(place, "--run-dir", directory) as server:
+        port = str(server.port)
+        assert documents(place, port)[0]["run_directory"] == directory
+        for command in (("ps", port), ("top", port, "--seconds", "0")):
+            shown = homing(*command, env=place)
+            assert shown.returncode == 0, shown.stderr
+            assert shown_name in "".join(shown.stdout.split())
+            assert "\x1b" not in shown.stdout
+        os.symlink(f"{boot_id()}.\x1b[2J", Path(directory, SESSION_OWNERS_DIR, "\x1b" * 64))
+        shown = homing("ps", port, "--sessions", env=place)
+        assert r"\x1b[2J" in shown.stdout
+        assert "\x1b" not in shown.stdout
+        unknown = homing("ps", f"{directory}/unknown", env=place)
+        assert rf"{shown_name}/unknown" in unknown.stderr
+        assert "\x1b" not in unknown.stderr
 
 
 def test_a_dead_workers_counters_stay_and_its_sessions_go(place: dict[str, str | None]) -> None:

@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 import click
 
 import homing
+from homing.cli.printable import printable
 from homing.errors import ConfigurationError, HomingError, StartupError
 
 COMMANDS_GROUP: Final = "homing.commands"
@@ -150,4 +151,4 @@ def _open_standard_streams() -> None:
 
 
 def _say(line: str) -> None:
-    click.echo("homing: " + " ".join(line.split()), err=True)
+    click.echo("homing: " + printable(" ".join(line.split())), err=True)

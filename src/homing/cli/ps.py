@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from homing.cli.printable import printable
 from homing.cli.sessions import duration, sessions_document, sessions_table
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
@@ -102,10 +103,21 @@ def show_sessions(name: str | None, *, as_json: bool, limit: int) -> None:
     _console().print(sessions_table(server, found))
 
 
+class _Console(Console):
+    """Shows what servers, and the file system, say as text: there is no markup in it, and nothing a terminal would act on."""
+
+    def __init__(self, *, width: int | None = None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def render_str(self, text: str, *arguments: Any, **settings: Any) -> Text:
+        # Every cell, title and caption comes through here.
+        return super().render_str(printable(text), *arguments, **settings)
+
+
 def _console() -> Console:
     # Into a pipe or a file nothing is cut to the width of a terminal that is not there.
-    console = Console()
-    return console if console.is_terminal else Console(width=_WIDE)
+    console = _Console()
+    return console if console.is_terminal else _Console(width=_WIDE)
 
 
 def _wait(end: float | None) -> bool:

@@ -110,6 +110,8 @@ class Relay:
     _open = False
     """A WebSocket that was accepted and not closed."""
     _client_gone = False
+    _denial: Message | None = None
+    """The start of a WebSocket's denial response, until the owner's next frame."""
     _pump: asyncio.Task[None] | None = None
     _pulled = False
     """The owner's app waits for what the client does next, and the pump is not done with the body yet."""
@@ -157,6 +159,9 @@ class Relay:
                 else:
                     connection.waiter = waiter = connection.pool.loop.create_future()
                     frame = await waiter
+                if self._denial is not None:
+                    denial, self._denial = self._denial, None
+                    await self._relay(denial)
                 if self._failure is not None:
                     raise self._failure
                 if frame is None:
@@ -210,7 +215,11 @@ class Relay:
                 else:
                     event = read_event(kind, head, payload, "websocket.send")
                     self._note(event["type"])
-                    await self._relay(event)
+                    if event["type"] == "websocket.http.response.start":
+                        # The body goes with it, in one turn: uvicorn's legacy WebSockets send what they have in the next.
+                        self._denial = event
+                    else:
+                        await self._relay(event)
         except MalformedFrameError as error:
             connection.abort(error)
             raise await self._lost() from error

@@ -22,6 +22,7 @@ from itsdangerous import BadSignature, Signer, TimestampSigner
 from itsdangerous.encoding import base64_decode, bytes_to_int
 
 from homing.clock import SYSTEM_CLOCK, Clock
+from homing.identity.ids import header_text
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ def cookie_value(name: str, headers: Iterable[tuple[bytes, bytes]]) -> str | Non
 
 
 def cookie_text(value: str) -> str:
-    """A cookie's value as text: the bytes the client sent, read as UTF-8. Others stay distinct, as lone surrogates."""
-    return value if value.isascii() else value.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+    """A cookie's value as text: the bytes the client sent, read as a header's."""
+    return value if value.isascii() else header_text(value.encode("latin-1", "replace"))
 
 
 _Known: TypeAlias = tuple[float, float, str | None]

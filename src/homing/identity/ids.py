@@ -36,20 +36,19 @@ def session_id(text: str | None) -> SessionId | None:
 def fits(text: str) -> bool:
     """Whether a text is no longer than a session ID may be."""
     length = len(text)
-    return length <= SURELY_FITS or (length <= MAX_SESSION_ID_BYTES and _byte_length(text) <= MAX_SESSION_ID_BYTES)
-
-
-def _byte_length(text: str) -> int:
-    try:
-        # A header's byte that is no UTF-8 is one byte, although the text that stands for it takes more.
-        return len(text.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:
-        return len(key_bytes(text))
+    return length <= SURELY_FITS or (length <= MAX_SESSION_ID_BYTES and len(key_bytes(text)) <= MAX_SESSION_ID_BYTES)
 
 
 def header_text(value: bytes) -> str:
-    """A header's bytes as text: UTF-8; bytes that are not stay distinct, as lone surrogates."""
-    return value.decode("utf-8", "surrogateescape")
+    """A header's bytes as text: UTF-8; Latin-1 where they are none.
+
+    Clients differ in how they send a text, and either way it is the session that a JSON reply named by that text. So two
+    headers are one ID only if they are the two encodings of one text.
+    """
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def head_headers(scope: Scope) -> Sequence[tuple[bytes, bytes]]:

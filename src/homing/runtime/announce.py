@@ -30,15 +30,17 @@ _OPTIONS: Final = {
     "secret": "--secret-env",
     "max_body_bytes": "--max-body",
     "owner_timeout_seconds": "--owner-timeout",
+    "place": "--place",
     "max_sessions": "--max-sessions",
     "max_sessions_per_worker": "--max-sessions-per-worker",
     "queue_seconds": "--queue",
     "scatter": "--scatter",
 }
 
-_HEEDED: Final = frozenset(
-    {"owner_timeout_seconds", "max_sessions", "max_sessions_per_worker", "queue_seconds", "scatter"}
-)
+_OF_STARTS: Final = frozenset({"place", "max_sessions", "max_sessions_per_worker", "queue_seconds"})
+"""What is about declared starts only."""
+
+_HEEDED: Final = _OF_STARTS | {"owner_timeout_seconds", "scatter"}
 """What an app that asks how its server runs makes use of."""
 
 
@@ -63,9 +65,8 @@ def announce(config: RunConfig, run_dir: str | None, routed_by: RoutedBy) -> Non
     if routed_by is not RoutedBy.HOMING_RUN:
         if options := _options_without_effect(config.routing, routed_by):
             logger.warning(
-                "%s ha%s no effect: the app routes itself (such as by homing.sticky), and what it says there counts",
-                ", ".join(options),
-                "s" if len(options) == 1 else "ve",
+                "%s: the app routes itself (such as by homing.sticky), and what it says there counts",
+                _have_no_effect(options),
             )
     elif config.routing is not None:
         for line in _doubts(config.routing):
@@ -95,10 +96,19 @@ def _options_without_effect(routing: RoutingOptions | None, routed_by: RoutedBy)
     """The options about sessions that were given, as the command line has them, and that the app does not heed."""
     if routing is None:
         return ["--no-sessions"]
-    default = RoutingOptions()
-    given = [name for name in _OPTIONS if getattr(routing, name) != getattr(default, name)]
     heeded = _HEEDED if routed_by is RoutedBy.APP_AS_TOLD else frozenset()
-    return [_OPTIONS[name] for name in given if name not in heeded]
+    return [_OPTIONS[name] for name in _given(routing) if name not in heeded]
+
+
+def _given(routing: RoutingOptions) -> list[str]:
+    """The options about sessions that ask for something, in the order of the table."""
+    default = RoutingOptions()
+    # "balanced" is what the command line has by itself.
+    return [name for name in _OPTIONS if getattr(routing, name) not in (getattr(default, name), "balanced")]
+
+
+def _have_no_effect(options: list[str]) -> str:
+    return f"{', '.join(options)} {'has' if len(options) == 1 else 'have'} no effect"
 
 
 def _doubts(routing: RoutingOptions) -> Iterator[str]:
@@ -112,6 +122,12 @@ def _doubts(routing: RoutingOptions) -> Iterator[str]:
         isinstance(source, SignedCookieSource) for source in (*checked.sessions, *checked.learn)
     ):
         yield "--secret-env has no effect: nothing is signed; --session signed-cookie:NAME:KEY is what needs a secret"
+    declares_starts = checked.starts or (checked.preset is not None and checked.preset.starts)
+    if routing.workers != 1 and not declares_starts and (given := [n for n in _given(routing) if n in _OF_STARTS]):
+        yield (
+            f"{_have_no_effect([_OPTIONS[each] for each in given])}: declared starts alone are placed and limited, and "
+            "nothing declares one; add --start 'METHOD /route'"
+        )
     limits = ("max_sessions", "max_sessions_per_worker")
     if routing.workers == 1 and (given := [_OPTIONS[each] for each in limits if getattr(routing, each) is not None]):
         yield f"{' and '.join(given)}: no effect with one worker, where nothing is routed; use --workers 2 or more"

@@ -158,13 +158,14 @@ def own_options() -> list[OwnOption]:
             ["--max-sessions", "sessions_at_once"],
             metavar="N",
             type=int,
-            help="How many live sessions the whole server may have: a start beyond them is answered 503. [default: no limit]",
+            help="How many live sessions the whole server may have: a declared start beyond them is answered 503. "
+            "[default: no limit]",
         ),
         OwnOption(
             ["--max-sessions-per-worker"],
             metavar="N",
             type=int,
-            help="A start of a session beyond so many is answered 503. [default: no limit]",
+            help="A declared start of a session beyond so many is answered 503. [default: no limit]",
         ),
         OwnOption(
             ["--queue", "queue_seconds"],
@@ -172,7 +173,7 @@ def own_options() -> list[OwnOption]:
             type=float,
             default=0.0,
             show_default=True,
-            help="A start beyond a limit of sessions waits so long for room, first come, first served over all workers, "
+            help="A declared start beyond a limit of sessions waits so long for room, first come, first served over all workers, "
             "before it is answered 503.",
         ),
         OwnOption(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import resource
 import socket
@@ -37,7 +38,20 @@ from homing.errors import (
 )
 from homing.forwarding.base import Answer
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.frames import BODY, BUSY, END, LAST, MINE, MINE_FIRST, NOT_MINE, RAISED, START, WHOLE, frame
+from homing.forwarding.frames import (
+    BODY,
+    BUSY,
+    END,
+    EVENT,
+    LAST,
+    MINE,
+    MINE_FIRST,
+    NOT_MINE,
+    RAISED,
+    START,
+    WHOLE,
+    frame,
+)
 from homing.types import Reason
 
 HEAD = msgspec.msgpack.encode((200, [(b"a", b"b")]))
@@ -291,6 +305,33 @@ def test_a_websockets_owner_lost(run: Run, accepted: bool) -> None:
                 await forward(forwarder, server, websocket_scope())
             closed = {"type": "websocket.close", "code": 1011, "reason": ""}
             assert server.sent == ([{"type": "websocket.accept"}, closed] if accepted else [])
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"),
+    [([frame(END)], None), ([frame(RAISED)], RemoteAppError), ([], ReplyCutError), ([frame(99)], ReplyCutError)],
+)
+def test_the_start_of_a_denial_is_sent_however_its_exchange_ends(
+    run: Run, frames: list[bytes], error: type[Exception] | None
+) -> None:
+    denial = {"type": "websocket.http.response.start", "status": 401, "headers": []}
+
+    async def test() -> None:
+        async with raw_owner() as (forwarder, owner), asyncio.TaskGroup() as tasks:
+
+            async def serve() -> None:
+                peer = await owner.accept()
+                await peer.read_request()
+                await peer.write(frame(EVENT | MINE_FIRST, msgspec.msgpack.encode(denial)), *frames)
+                peer.close()
+
+            tasks.create_task(serve())
+            server = Server({"type": "websocket.connect"})
+            with contextlib.nullcontext() if error is None else pytest.raises(error):
+                await forward(forwarder, server, websocket_scope())
+            assert server.sent == [denial]
 
     run(test())
 

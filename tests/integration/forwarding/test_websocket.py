@@ -10,6 +10,7 @@ from tests.integration.forwarding.hop import Event, Run, Server, forward, hop, w
 from tests.integration.forwarding.test_http import stands_still
 
 CONNECT = {"type": "websocket.connect"}
+DENIAL = {"type": "websocket.http.response.start", "status": 401, "headers": [(b"a", b"b")]}
 ACCEPT = {"type": "websocket.accept", "subprotocol": "two", "headers": [(b"x", b"\xe9"), (b"x", b"2")]}
 
 
@@ -96,6 +97,49 @@ def test_app_and_client_see_what_they_see_without_the_hop(run: Run, app: Any, ev
     async def test() -> None:
         direct, through = await served(False), await served(True)
         assert through == direct
+
+    run(test())
+
+
+class TurnsOfSends(Server):
+    """Notes in which turn of the event loop each event was sent."""
+
+    def __init__(self, *events: Event) -> None:
+        super().__init__(*events)
+        self.turn = 0
+        self.turns: list[int] = []
+
+    async def send(self, event: Event) -> None:
+        asyncio.get_running_loop().call_soon(self._turned)
+        self.turns.append(self.turn)
+        await super().send(event)
+
+    def _turned(self) -> None:
+        self.turn += 1
+
+
+def test_the_start_of_a_denial_waits_for_its_body_so_that_both_are_sent_in_one_turn(run: Run) -> None:
+    """uvicorn's legacy WebSockets send what they have in the turn after the start."""
+
+    async def test() -> None:
+        going_on = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send(DENIAL)
+            await going_on.wait()
+            await send({"type": "websocket.http.response.body", "body": b"no"})
+
+        server = TurnsOfSends(CONNECT)
+        async with hop(app) as (forwarder, _):
+            forwarded = asyncio.create_task(forward(forwarder, server, websocket_scope()))
+            await stands_still(lambda: server.received)
+            early = list(server.sent)
+            going_on.set()
+            assert await forwarded
+        assert early == []
+        assert [event["type"] for event in server.sent] == [DENIAL["type"], "websocket.http.response.body"]
+        assert server.turns == [0, 0]
 
     run(test())
 

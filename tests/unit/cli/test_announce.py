@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from homing.identity import PRESETS, Preset, header
 from homing.routing.options import RoutingOptions
 from homing.runtime.announce import announce
 from homing.runtime.config import RoutedBy, RunConfig
@@ -61,6 +62,25 @@ def test_what_has_no_effect_is_warned_of(said: Any) -> None:
     assert said(sessions=("signed-cookie:session:sid",), secret="s")[1] == []
 
 
+def test_limits_and_placement_without_a_declared_start_are_warned_of(said: Any) -> None:
+    placed = {"sessions": ("cookie:a",), "place": "fewest"}
+    assert said(**placed)[1] == [
+        "--place has no effect: declared starts alone are placed and limited, and nothing declares one; "
+        "add --start 'METHOD /route'"
+    ]
+    limited = {"preset": "mcp", "max_sessions": 5, "max_sessions_per_worker": 2, "queue_seconds": 1.0}
+    (line,) = said(**limited)[1]
+    assert line.startswith("--max-sessions, --max-sessions-per-worker, --queue have no effect: ")
+    assert said(**placed, **limited, starts=("POST /sessions",))[1] == []
+    assert said(sessions=("cookie:a",), place="balanced")[1] == []
+    assert said(**placed, workers=1)[1] == []
+
+
+def test_limits_and_placement_apply_to_the_starts_of_a_preset(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "starting", Preset("starting", (header("x-s"),), starts=("POST /sessions",)))
+    assert said(preset="starting", max_sessions=5, place="random")[1] == []
+
+
 def test_options_about_sessions_are_said_to_have_no_effect_on_an_app_that_routes_itself(said: Any) -> None:
     by_app, as_told = RoutedBy.APP, RoutedBy.APP_AS_TOLD
     summary, (line,) = said(sessions=PATH, gone_status=404, idle_seconds=60, routed_by=by_app)
@@ -69,4 +89,7 @@ def test_options_about_sessions_are_said_to_have_no_effect_on_an_app_that_routes
     assert said(scatter=True, routed_by=by_app)[1][0].startswith("--scatter has no effect")
     assert said(scatter=True, max_sessions_per_worker=3, routed_by=as_told) == (summary, [])
     assert said(sessions=PATH, scatter=True, routed_by=as_told)[1][0].startswith("--session has no effect")
+    assert said(place="fewest", routed_by=by_app)[1][0].startswith("--place has no effect: the app routes itself")
+    assert said(place="fewest", routed_by=as_told) == (summary, [])
+    assert said(place="balanced", routed_by=by_app) == (summary, [])
     assert said(routed_by=by_app) == (summary, [])

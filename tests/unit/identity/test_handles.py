@@ -56,8 +56,9 @@ def test_what_is_no_call_with_that_argument_names_none(message: object) -> None:
 
 def test_a_batch_names_the_handle_its_calls_agree_on_and_is_refused_if_they_do_not() -> None:
     assert call([tool({}), tool({"Basket": "b1"}), tool({"Basket": "b1"})]).session_id == "b1"
-    with pytest.raises(SessionConflictError):
+    with pytest.raises(SessionConflictError) as refused:
         call([tool({"Basket": "b1"}), tool({"Basket": "b2"})])
+    assert refused.value.detail == "Two places of the request name different sessions."
 
 
 @pytest.mark.parametrize(
