@@ -59,3 +59,9 @@ def key_digest(kind: str, key: str) -> str:
 def session_tag(session_id: str) -> str:
     """What logs and messages show in place of a session ID: the first 12 digits of its owner record's name."""
     return key_digest(SESSION, session_id)[:12]
+
+
+def with_lasting_headers(message: Message) -> Message:
+    """The message, with headers that can be read here and by the server after: an app may give an iterator."""
+    headers = message.get("headers", ())
+    return message if isinstance(headers, list | tuple) else {**message, "headers": list(headers)}

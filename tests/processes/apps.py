@@ -107,6 +107,22 @@ async def head(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+async def headers_once(scope: Any, receive: Any, send: Any) -> None:
+    """Gives its headers as iterators, which ASGI allows: whoever reads them leaves nothing for the server."""
+    headers = iter([(b"x-only", b"once"), (b"content-length", b"2")])
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+    elif scope["type"] == "websocket":
+        await receive()
+        if scope["path"] == "/denied":
+            await send({"type": "websocket.http.response.start", "status": 418, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": b"no"})
+            return
+        await send({"type": "websocket.accept", "headers": map(tuple, [[b"x-only", b"once"]])})
+        await send({"type": "websocket.close", "code": 1000})
+
+
 async def cut(scope: Any, receive: Any, send: Any) -> None:
     """Begins a reply and aborts the connection."""
     if scope["type"] != "http":

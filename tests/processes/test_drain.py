@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_a_drained_worker_keeps_its_sessions_takes_no_new_ones_and_leaves_when_t
         assert mine.ask("GET", "/")[0] == 200
         assert mine.is_kept
         assert server.stop() == 0
+
+
+def test_all_idle_connections_of_a_worker_that_leaves_move_however_many_they_are() -> None:
+    with serving("--timeout-keep-alive", "60") as server, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(server.port)) for _ in range(300)]
+        at = Counter(int(each.ask("GET", "/")[1].split()[-1]) for each in connections)
+        leaver, held = at.most_common(1)[0]
+        assert held > 100  # many times what a worker's queue of them holds
+        assert Drain(server, leaver).end() == (0, "")
+        wait_until_gone(leaver, 30)
+        assert [each.ask("GET", "/")[0] for each in connections] == [200] * 300
+        assert all(each.is_kept for each in connections)
 
 
 def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_gone() -> None:

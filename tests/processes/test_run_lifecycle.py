@@ -334,6 +334,37 @@ def test_options_about_sessions_have_no_effect_on_an_app_that_routes_itself_and_
         assert len({get(server.port, headers={"Cookie": "visit=one"})["pid"] for _ in range(20)}) == 1
 
 
+@pytest.mark.parametrize("scatter", [(), ("--scatter",)])
+def test_headers_that_can_be_read_only_once_reach_the_client(scatter: tuple[str, ...]) -> None:
+    options = ("--workers", "2", "--session", "cookie:visit", "--unowned", "adopt", *scatter)
+    with running("tests.processes.apps:headers_once", *options, cwd=ROOT) as server:
+        ready(server, 2)
+        plain = said(server.port, "GET / HTTP/1.1\r\nHost: a\r\nCookie: visit=one\r\nConnection: close\r\n\r\n")
+        assert b"\r\nx-only: once\r\n" in plain
+        assert b"\r\ncontent-length: 2\r\n" in plain
+        upgrade = (
+            "Host: a\r\nCookie: visit=one\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        for path, status in (("/", b"101"), ("/denied", b"418")):
+            found = said(server.port, f"GET {path} HTTP/1.1\r\n{upgrade}")
+            assert found.startswith(b"HTTP/1.1 " + status), found
+            assert b"x-only: once\r\n" in found
+
+
+def said(port: int, request: str) -> bytes:
+    """All that a server says to a request before it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(request.encode())
+        found = b""
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            while piece := client.recv(65536):
+                found += piece
+                if b"\x88\x02" in piece:  # a WebSocket's close, which waits for the client's
+                    break
+        return found
+
+
 @pytest.mark.parametrize("kind", ["wsgi", "asgi2"])
 def test_older_interfaces_are_routed_too(kind: str) -> None:
     options = ("--interface", kind, "--workers", "3", "--session", "query:visit")

@@ -16,7 +16,7 @@ from typing import Final
 
 from homing.forwarding.heads import NOT_CROSSING
 from homing.forwarding.values import MalformedFrameError, NotCarriedError, decode_value, encode_value
-from homing.types import Message
+from homing.types import Message, with_lasting_headers
 
 PREFIX: Final = struct.Struct("<II")
 """The prefix as it is read and written, quicker than as one integer: kind and head size, and then the payload's size."""
@@ -102,7 +102,7 @@ def event_frame(event: Message) -> tuple[int, bytes, bytes]:
             return message
     if kind in NOT_CROSSING:
         raise NotCarriedError(f"{kind} cannot cross to the worker that serves this connection")
-    return EVENT, encode_value(event, kind), b""
+    return EVENT, encode_value(with_lasting_headers(event), kind), b""
 
 
 def _message_frame(event: Mapping[str, object]) -> tuple[int, bytes, bytes] | None:

@@ -23,7 +23,7 @@ from homing.identity.documents import NOT_JSON, may_hold, parse_document
 from homing.identity.events import Event, EventSplitter
 from homing.identity.ids import fits
 from homing.identity.sources import BodyField, Headers, HeadersReader, ReplyOpening
-from homing.types import Message, SessionId
+from homing.types import Message, SessionId, with_lasting_headers
 
 _NO_KEYS: frozenset[str] = frozenset()
 
@@ -80,7 +80,7 @@ class ReplyLearner:
 
     def _before_head(self, message: Message) -> Learned:
         kind = message["type"]
-        message = _with_lasting_headers(message)
+        message = with_lasting_headers(message)
         if kind == "websocket.accept":
             return self._finished((message,), self._in_reply_headers(message))
         if kind in ("websocket.close", "websocket.http.response.start"):
@@ -249,12 +249,6 @@ class ReplyLearner:
         self.done = True
         self._next = _passing
         return Learned(found, messages)
-
-
-def _with_lasting_headers(message: Message) -> Message:
-    """The message, with headers that can be read here and by the server after: an app may give an iterator."""
-    headers = message.get("headers", ())
-    return message if isinstance(headers, list | tuple) else {**message, "headers": list(headers)}
 
 
 _UNREADABLE = frozenset({"http.response.pathsend", "http.response.zerocopysend"})

@@ -38,7 +38,18 @@ from homing.routing.request import (
 from homing.routing.root_path import app_with_root_path
 from homing.routing.route import LOOKS, Routing, enter_here, forward_at_once, owned_elsewhere
 from homing.routing.worker import Worker, fresh_worker_id
-from homing.types import ASGIApp, Message, Reason, Receive, Scope, Send, SessionId, WorkerId, session_tag
+from homing.types import (
+    ASGIApp,
+    Message,
+    Reason,
+    Receive,
+    Scope,
+    Send,
+    SessionId,
+    WorkerId,
+    session_tag,
+    with_lasting_headers,
+)
 
 ABORT_SCOPE_KEY: Final = "homing.abort"
 """Set by `homing run`'s protocol class: aborts the client's connection, for a reply that was cut."""
@@ -368,6 +379,7 @@ class ReplyWatch:
             self.complete = not message.get("more_body", False)
             return self._send(message)
         if not self.begun and self._head_learner is not None and message["type"] in _HEADS:
+            message = with_lasting_headers(message)
             learned = self._head_learner(self._scope, request.named, message)
             if learned:
                 return self._send_after(learned, message)

@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.1
 """How often a worker that drains looks for connections that have become idle, as often as uvicorn looks whether to stop."""
 
+TAKES_WITHIN_SECONDS: Final = 1.0
+"""How long a worker that leaves tries to give its idle connections away while no other takes any. A worker's queue of them is
+short (`net.unix.max_dgram_qlen`), so many connections go as fast as they are taken."""
+
+_TAKES_LOOK_SECONDS: Final = 0.002
+
 FIRST_REQUEST_SECONDS: Final = 1.0
 """How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake."""
 
@@ -74,14 +80,32 @@ class Leave:
         Args:
             in_a_hurry: The worker was told to stop, and so was its server perhaps: nobody waits for silent clients.
         """
-        self._send_away(all_idle=True)
         if in_a_hurry:
+            self._send_away(all_idle=True)
             return
+        await self._send_all_away()
         # One that has drained has accepted nothing since; one that was to serve so many requests stops just now.
         until = (time.monotonic() if self._began is None else self._began) + FIRST_REQUEST_SECONDS
         while time.monotonic() < until and not self._all_heard():
             await asyncio.sleep(LOOK_SECONDS)
+            await self._send_all_away()
+
+    async def _send_all_away(self) -> None:
+        """Give away all connections that are idle; a queue that is full is tried again, while the others take any."""
+        until = time.monotonic() + TAKES_WITHIN_SECONDS
+        while True:
+            given, stayed = self._given_and_stayed()
             self._send_away(all_idle=True)
+            given_now, stayed_now = self._given_and_stayed()
+            if given_now > given:
+                until = time.monotonic() + TAKES_WITHIN_SECONDS
+            if stayed_now == stayed or time.monotonic() >= until:
+                return
+            await asyncio.sleep(_TAKES_LOOK_SECONDS)
+
+    def _given_and_stayed(self) -> tuple[int, int]:
+        counters = None if self._handoffs is None else self._handoffs.counters
+        return (0, 0) if counters is None else (counters.given, counters.stayed)
 
     @property
     def sessions(self) -> int:
