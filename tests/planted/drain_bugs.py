@@ -40,6 +40,30 @@ DRAIN_BUGS: Final = (
         ),
     ),
     Bug(
+        "a worker that leaves closes the idle connections that fit no queue at once",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "            if stayed_now == stayed or time.monotonic() >= until:\n",
+                "            if True:\n",
+            ),
+        ),
+        (f"{_DRAIN}::test_all_idle_connections_of_a_worker_that_leaves_move_however_many_they_are",),
+    ),
+    Bug(
+        "headers that an app gives as an iterator are used up before the server sends them",
+        "P5",
+        (
+            Change(
+                "src/homing/routing/middleware.py",
+                "            message = with_lasting_headers(message)\n",
+                "",
+            ),
+        ),
+        ("tests/processes/test_run_lifecycle.py::test_headers_that_can_be_read_only_once_reach_the_client",),
+    ),
+    Bug(
         "an end that comes after its request ends nothing",
         "P3",
         (
