@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import click
 
+from homing.cli.naming import named_server
 from homing.errors import ConfigurationError, StartupError
 from homing.runtime.control import Progress, ask_to_drain
 from homing.watch.figures import Figures
-from homing.watch.servers import Server, find_server, look_at
+from homing.watch.servers import Server, look_at
 
 LOOK_SECONDS: Final = 1.0
 _SHORTEST_ID: Final = 4
@@ -35,7 +36,7 @@ def drain(server: str, worker: str, as_json: bool) -> None:
     Exits with 0 once the worker has left, with 2 if there is no such server or worker, and with 3 if the worker did not drain: its
     replacement could not start, or it died, or the server has stopped.
     """
-    found = find_server(server)
+    found = named_server(server)
     leaving = find_worker(found, worker)
     at: Progress | None = None
     left = leaving.open_sessions

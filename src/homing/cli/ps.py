@@ -16,11 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from homing.cli.naming import named_server
 from homing.cli.printable import printable
 from homing.cli.sessions import duration, sessions_document, sessions_table
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
-from homing.watch.servers import Server, find_server, running_servers
+from homing.watch.servers import Server, running_servers
 from homing.watch.sessions import LIMIT, sessions_of
 
 REFRESH_SECONDS: Final = 1.0
@@ -50,12 +51,12 @@ def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
         return
     now = time.time()
     if as_json:
-        found = [find_server(server)] if server else running_servers()
+        found = [named_server(server)] if server else running_servers()
         click.echo(json.dumps([as_document(each, now) for each in found], indent=2))
         return
     console = _console()
     if server is not None:
-        console.print(workers_table(find_server(server), now))
+        console.print(workers_table(named_server(server), now))
         return
     servers = running_servers()
     if not servers:
@@ -95,7 +96,7 @@ def show_sessions(name: str | None, *, as_json: bool, limit: int) -> None:
             raise ConfigurationError(f"--sessions shows those of one server: name it; running: {listed}")
         [server] = servers
     else:
-        server = find_server(name)
+        server = named_server(name)
     found = sessions_of(server, limit=limit)
     if as_json:
         click.echo(json.dumps(sessions_document(server, found), indent=2))
@@ -133,7 +134,7 @@ class _Watched:
     """What `top` looks at, and what it saw the time before, for rates."""
 
     def __init__(self, name: str | None) -> None:
-        self._path = find_server(name).path if name else None
+        self._path = named_server(name).path if name else None
         self._seen: dict[str, tuple[Figures, float | None]] = {}
         """Of each worker that lives, what it said last, and its rate up to then once it has said something twice."""
 
