@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import pty
+import re
 import socket
+import struct
+import subprocess
+import termios
 
 import pytest
-from tests.processes.test_watch import APP, homing, place
-from tests.support.running import ROOT, running
+from tests.processes.test_watch import APP, ask, documents, homing, place, start, two_workers, until
+from tests.support.running import HOMING, ROOT, environment, running
+
+from homing.types import session_tag
 
 __all__ = ["place"]
 
@@ -29,3 +39,45 @@ def test_a_server_is_named_by_its_address_as_its_log_prints_it(place: Place) -> 
             assert "no worker of" in homing("drain", name, "nobody", env=place).stderr
         for other in (f"[::2]:{printed[3]}", f"http://[::1]:{printed[3]}/app", "[::1]"):
             assert "no running server is called" in homing("ps", other, env=place).stderr
+
+
+def in_a_terminal(columns: int, *arguments: str, env: Place) -> tuple[int, str]:
+    """The exit code of a command in a terminal of so many columns, and what is seen there, without its colours."""
+    terminal, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    settings = {"TERM": "xterm", "COLUMNS": None, "LINES": None, **env}
+    with subprocess.Popen(
+        [*HOMING, *arguments], cwd=ROOT, env=environment(settings), stdin=its, stdout=its, stderr=its
+    ) as command:
+        os.close(its)
+        seen = b""
+        with contextlib.suppress(OSError):  # EIO: the terminal's last user has gone
+            while part := os.read(terminal, 65536):
+                seen += part
+        os.close(terminal)
+        return command.wait(60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+
+
+def rows(seen: str) -> list[list[str]]:
+    """The cells of each worker's or session's row."""
+    return [line.split() for line in seen.splitlines() if re.match("[0-9a-f]{8}", line)]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_terminal_shows_which_worker_and_session_is_which_however_narrow_it_is(columns: int, place: Place) -> None:
+    with two_workers(place) as server:
+        port = str(server.port)
+        made = [start(server.port) for _ in range(4)]
+        assert ask(server.port, "DELETE", f"/sessions/{made[0]}")[0] == 200
+        [found] = until(lambda: documents(place, port), lambda found: found[0]["open_sessions"] == 3)
+        workers = {(each["worker"][:8], str(each["pid"])) for each in found["workers"]}
+        for command in (("ps", port), ("top", port, "--seconds", "0")):
+            code, seen = in_a_terminal(columns, *command, env=place)
+            assert code == 0, seen
+            assert {tuple(row[:2]) for row in rows(seen)} == workers, seen
+            assert ("left out for want of room: adopted" in " ".join(seen.split())) is (columns < 200), seen
+        code, seen = in_a_terminal(columns, "ps", port, "--sessions", env=place)
+        assert code == 0, seen
+        assert {row[0] for row in rows(seen)} == {session_tag(each) for each in made}, seen
+        assert {tuple(row[1:3]) for row in rows(seen)} <= workers, seen
+        assert f"127.0.0.1:{port} " in in_a_terminal(columns, "ps", env=place)[1]

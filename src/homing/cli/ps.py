@@ -13,12 +13,12 @@ from typing import Any, Final
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from homing.cli.naming import named_server
 from homing.cli.printable import printable
 from homing.cli.sessions import duration, sessions_document, sessions_table
+from homing.cli.tables import FittingTable
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
 from homing.watch.servers import Server, running_servers
@@ -26,6 +26,20 @@ from homing.watch.sessions import LIMIT, sessions_of
 
 REFRESH_SECONDS: Final = 1.0
 _WIDE: Final = 240
+_SPARE_OF_SERVERS: Final = ("handoffs", "forwarded", "served", "gone", "up")
+_SPARE_OF_WORKERS: Final = (
+    "adopted",
+    "given",
+    "received",
+    "forwarded",
+    "lag",
+    "up",
+    "served",
+    "serving",
+    "per s",
+    "sessions",
+)
+"""What a terminal that is too narrow does not show, the first first."""
 _NONE: Final = "no server with several workers runs under this user"
 
 
@@ -213,55 +227,63 @@ def _sums(server: Server) -> dict[str, Any]:
     }
 
 
-def servers_table(servers: Sequence[Server], now: float) -> Table:
-    table = _table("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
+def servers_table(servers: Sequence[Server], now: float) -> FittingTable:
+    names = ("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
+    rows = []
     for server in servers:
         sums, description = _sums(server), server.description
-        workers = f"{len(server.alive)}/{description.workers}"
         per_worker = "+".join(str(figures.open_sessions) for figures in server.alive)
-        sessions = f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0"
-        counts = (f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone"))
-        table.add_row(
-            description.address, description.app, workers, sessions, *counts, duration(now - description.started)
+        rows.append(
+            {
+                "address": description.address,
+                "app": description.app,
+                "workers": f"{len(server.alive)}/{description.workers}",
+                "sessions": f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0",
+                **{name: f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone")},
+                "up": duration(now - description.started),
+            }
         )
-    return table
+    return FittingTable(names, rows, whole=("address",), texts=("address", "app"), spare=_SPARE_OF_SERVERS)
 
 
-def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> Table:
+def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> FittingTable:
     description = server.description
     names = ["worker", "pid", "sessions", "serving", "served", "received", "forwarded", "given", "adopted", "lag", "up"]
     if rates is not None:
         names.insert(5, "per s")
-    table = _table(*names, title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}")
-    for figures in server.alive:
-        cells = [
-            figures.worker[:8] + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
-            str(figures.pid),
-            f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
-            f"{figures.serving:,}",
-            *(f"{count:,}" for count in (figures.served, figures.received, figures.forwarded)),
-            *(f"{count:,}" for count in (figures.given, figures.adopted)),
-            f"{figures.lag_seconds * 1000:.0f} ms",
-            duration(now - figures.started),
-        ]
-        if rates is not None:
-            cells.insert(5, f"{rates[figures.worker]:,.0f}" if figures.worker in rates else "")
-        table.add_row(*cells)
+    rows = [
+        {
+            "worker": figures.worker[:8]
+            + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
+            "pid": str(figures.pid),
+            "sessions": f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
+            "serving": f"{figures.serving:,}",
+            "served": f"{figures.served:,}",
+            "per s": f"{rates[figures.worker]:,.0f}" if rates is not None and figures.worker in rates else "",
+            "received": f"{figures.received:,}",
+            "forwarded": f"{figures.forwarded:,}",
+            "given": f"{figures.given:,}",
+            "adopted": f"{figures.adopted:,}",
+            "lag": f"{figures.lag_seconds * 1000:.0f} ms",
+            "up": duration(now - figures.started),
+        }
+        for figures in server.alive
+    ]
+    notes = []
     if answers := _sums(server)["answers"]:
-        table.caption = "answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items())
+        notes.append("answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items()))
     if server.dead:
-        exited = (
-            f"{len(server.dead)} workers have exited; they had served {sum(f.served for f in server.dead):,} requests"
-        )
-        table.caption = f"{table.caption}; {exited}" if table.caption else exited
-    return table
-
-
-def _table(*names: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in ("address", "app", "worker") else "right", no_wrap=True)
-    return table
+        served = sum(figures.served for figures in server.dead)
+        notes.append(f"{len(server.dead)} workers have exited; they had served {served:,} requests")
+    return FittingTable(
+        names,
+        rows,
+        whole=("worker", "pid"),
+        texts=("worker",),
+        spare=[name for name in _SPARE_OF_WORKERS if name in names],
+        title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}",
+        notes=notes,
+    )
 
 
 def is_stale(figures: Figures, now: float) -> bool:
