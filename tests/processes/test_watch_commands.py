@@ -81,3 +81,31 @@ def test_a_terminal_shows_which_worker_and_session_is_which_however_narrow_it_is
         assert {row[0] for row in rows(seen)} == {session_tag(each) for each in made}, seen
         assert {tuple(row[1:3]) for row in rows(seen)} <= workers, seen
         assert f"127.0.0.1:{port} " in in_a_terminal(columns, "ps", env=place)[1]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_top_into_a_pipe_says_what_it_sees_at_once_and_ends_when_its_reader_has_gone(
+    options: tuple[str, ...], place: Place
+) -> None:
+    with (
+        two_workers(place) as server,
+        subprocess.Popen(
+            [*HOMING, "top", str(server.port), *options],
+            cwd=ROOT,
+            env=environment({**place, "PYTHONUNBUFFERED": None}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as top,
+    ):
+        assert top.stdout is not None
+        assert top.stderr is not None
+        try:
+            for _ in range(2):
+                while f"127.0.0.1:{server.port}" not in (line := top.stdout.readline()):
+                    assert line, top.stderr.read()
+            top.stdout.close()
+            # As `homing ps` and every other command of which nobody reads what it prints.
+            assert (top.wait(30), top.stderr.read()) == (1, "")
+        finally:
+            top.kill()

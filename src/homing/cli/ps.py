@@ -84,7 +84,10 @@ def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a second, one per line, for machines.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long. [default: until Ctrl-C]")
 def top(server: str | None, as_json: bool, seconds: float | None) -> None:
-    """As `homing ps`, live: every second, with requests per second."""
+    """As `homing ps`, live: every second, with requests per second.
+
+    Into a pipe or a file it prints what it sees each second, one table after the other, until whoever reads has gone.
+    """
     watched = _Watched(server)
     end = None if seconds is None else time.monotonic() + seconds
     if as_json:
@@ -92,7 +95,14 @@ def top(server: str | None, as_json: bool, seconds: float | None) -> None:
             click.echo(json.dumps(watched.documents()))
             if not _wait(end):
                 return
-    with Live(watched.table(), console=_console(), refresh_per_second=4, screen=False) as live:
+    console = _console()
+    if console.is_dumb_terminal or not console.is_terminal:
+        # What cannot be written over is followed by what is seen next.
+        while True:
+            console.print(watched.table())
+            if not _wait(end):
+                return
+    with Live(watched.table(), console=console, refresh_per_second=4, screen=False) as live:
         while _wait(end):
             live.update(watched.table())
 
