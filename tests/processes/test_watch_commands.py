@@ -109,3 +109,22 @@ def test_top_into_a_pipe_says_what_it_sees_at_once_and_ends_when_its_reader_has_
             assert (top.wait(30), top.stderr.read()) == (1, "")
         finally:
             top.kill()
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["of the streams", "of the locale"],
+)
+def test_a_terminal_without_utf_8_shows_the_rest(encoding: Place, place: Place) -> None:
+    with two_workers(place, "--run-dir", f"{place['XDG_RUNTIME_DIR']}/zoë") as server:
+        port = str(server.port)
+        made = start(server.port)
+        until(lambda: documents(place, port), lambda found: found[0]["open_sessions"] == 1)
+        # What is cut has dots in its place.
+        code, seen = in_a_terminal(40, "ps", port, "--sessions", env={**place, **encoding})
+        assert (code, [row[0] for row in rows(seen)]) == (0, [session_tag(made)]), seen
+        for command in (("ps", port), ("top", port, "--seconds", "0")):
+            code, seen = in_a_terminal(200, *command, env={**place, **encoding})
+            assert (code, len({row[0] for row in rows(seen)})) == (0, 2), seen
+            assert re.search(r"/zo(\?|\\udcc3\\udcab)", "".join(seen.split())), seen

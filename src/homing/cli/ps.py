@@ -5,7 +5,9 @@ Not here: how servers are found, and what they say (`homing.watch`).
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -140,6 +142,9 @@ class _Console(Console):
 
 
 def _console() -> Console:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An encoding such as ASCII has no dots for what is cut, nor all letters of a path: they are shown as '?'.
+        sys.stdout.reconfigure(errors="replace")
     # Into a pipe or a file nothing is cut to the width of a terminal that is not there.
     console = _Console()
     return console if console.is_terminal else _Console(width=_WIDE)
