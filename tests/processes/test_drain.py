@@ -185,6 +185,19 @@ def test_all_idle_connections_of_a_worker_that_leaves_move_however_many_they_are
         assert all(each.is_kept for each in connections)
 
 
+def test_a_drain_says_how_many_sessions_are_left_once_the_worker_has_counted_them() -> None:
+    """What a worker has published is up to a second old, and lacks what has begun meanwhile."""
+    with serving("--drain-timeout", "300") as server, connected(server.port) as mine:
+        session, old = mine.start()
+        until(lambda: seen_by_ps(server, old), server)
+        with drained(server, old) as drain:
+            assert drain.steps[-1]["sessions"] is None
+            assert drain.until("draining")["sessions"] == 1
+            end(server.port, session)
+            assert drain.end() == (0, "")
+        assert drain.steps[-1]["sessions"] == 0
+
+
 def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_gone() -> None:
     with serving("--drain-timeout", "1.5") as server:
         session, old = start(server.port)

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import click
 
+from homing.cli.naming import named_server
 from homing.errors import ConfigurationError, StartupError
 from homing.runtime.control import Progress, ask_to_drain
 from homing.watch.figures import Figures
-from homing.watch.servers import Server, find_server, look_at
+from homing.watch.servers import Server, look_at
 
 LOOK_SECONDS: Final = 1.0
 _SHORTEST_ID: Final = 4
@@ -35,11 +36,11 @@ def drain(server: str, worker: str, as_json: bool) -> None:
     Exits with 0 once the worker has left, with 2 if there is no such server or worker, and with 3 if the worker did not drain: its
     replacement could not start, or it died, or the server has stopped.
     """
-    found = find_server(server)
+    found = named_server(server)
     leaving = find_worker(found, worker)
     at: Progress | None = None
-    left = leaving.open_sessions
-    shown: tuple[Progress, int] | None = None
+    left: int | None = None
+    shown: tuple[Progress, int | None] | None = None
     for progress in ask_to_drain(found.path, leaving.pid, look_seconds=LOOK_SECONDS):
         if progress is not None:
             at = progress
@@ -50,7 +51,9 @@ def drain(server: str, worker: str, as_json: bool) -> None:
         else:
             now = look_at(found.path)
             told = next((f for f in now.alive if f.worker == leaving.worker), None) if now is not None else None
-            left = left if told is None else told.open_sessions
+            # What it wrote before it drained lacks the sessions that had begun since.
+            if told is not None and told.draining:
+                left = told.open_sessions
         if at is not None and shown != (at, left):
             shown = at, left
             click.echo(json.dumps(document(leaving, at, left)) if as_json else line(leaving, at, left))
@@ -71,13 +74,14 @@ def find_worker(server: Server, name: str) -> Figures:
     raise ConfigurationError(f"{how_many} of {server.description.address} is called {name}; running: {listed}")
 
 
-def document(worker: Figures, at: Progress, sessions: int) -> dict[str, Any]:
-    """One step, for machines. `sessions`: those still open; once `drained`, those that have ended with the worker."""
+def document(worker: Figures, at: Progress, sessions: int | None) -> dict[str, Any]:
+    """One step, for machines. `sessions`: those still open, None until the worker has said so; once `drained`, those that have
+    ended with the worker."""
     shown = {"worker": worker.worker, "pid": worker.pid, "state": at.state, "sessions": sessions}
     return shown if at.replacement is None else {**shown, "replacement": at.replacement}
 
 
-def line(worker: Figures, at: Progress, sessions: int) -> str:
+def line(worker: Figures, at: Progress, sessions: int | None) -> str:
     """One step, for people."""
     who = f"worker {worker.worker[:8]} [{worker.pid}]"
     match at.state:
@@ -86,7 +90,7 @@ def line(worker: Figures, at: Progress, sessions: int) -> str:
         case "starting":
             return f"{who} is to drain: its replacement [{at.replacement}] starts"
         case "draining":
-            return f"{who} drains: {sessions} sessions left"
+            return f"{who} drains" if sessions is None else f"{who} drains: {sessions} sessions left"
         case _:
             ended = f"; {sessions} sessions have ended with it" if sessions else ""
             return f"{who} has left{ended}"

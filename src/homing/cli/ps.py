@@ -5,7 +5,9 @@ Not here: how servers are found, and what they say (`homing.watch`).
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,18 +15,33 @@ from typing import Any, Final
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from homing.cli.naming import named_server
 from homing.cli.printable import printable
 from homing.cli.sessions import duration, sessions_document, sessions_table
+from homing.cli.tables import FittingTable
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
-from homing.watch.servers import Server, find_server, running_servers
+from homing.watch.servers import Server, running_servers
 from homing.watch.sessions import LIMIT, sessions_of
 
 REFRESH_SECONDS: Final = 1.0
 _WIDE: Final = 240
+_SPARE_OF_SERVERS: Final = ("handoffs", "forwarded", "served", "gone", "up")
+_SPARE_OF_WORKERS: Final = (
+    "adopted",
+    "given",
+    "received",
+    "forwarded",
+    "lag",
+    "up",
+    "served",
+    "serving",
+    "per s",
+    "sessions",
+)
+"""What a terminal that is too narrow does not show, the first first."""
 _NONE: Final = "no server with several workers runs under this user"
 
 
@@ -50,12 +67,12 @@ def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
         return
     now = time.time()
     if as_json:
-        found = [find_server(server)] if server else running_servers()
+        found = [named_server(server)] if server else running_servers()
         click.echo(json.dumps([as_document(each, now) for each in found], indent=2))
         return
     console = _console()
     if server is not None:
-        console.print(workers_table(find_server(server), now))
+        console.print(workers_table(named_server(server), now))
         return
     servers = running_servers()
     if not servers:
@@ -69,7 +86,10 @@ def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a second, one per line, for machines.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long. [default: until Ctrl-C]")
 def top(server: str | None, as_json: bool, seconds: float | None) -> None:
-    """As `homing ps`, live: every second, with requests per second."""
+    """As `homing ps`, live: every second, with requests per second.
+
+    Into a pipe or a file it prints what it sees each second, one table after the other, until whoever reads has gone.
+    """
     watched = _Watched(server)
     end = None if seconds is None else time.monotonic() + seconds
     if as_json:
@@ -77,7 +97,14 @@ def top(server: str | None, as_json: bool, seconds: float | None) -> None:
             click.echo(json.dumps(watched.documents()))
             if not _wait(end):
                 return
-    with Live(watched.table(), console=_console(), refresh_per_second=4, screen=False) as live:
+    console = _console()
+    if console.is_dumb_terminal or not console.is_terminal:
+        # What cannot be written over is followed by what is seen next.
+        while True:
+            console.print(watched.table())
+            if not _wait(end):
+                return
+    with Live(watched.table(), console=console, refresh_per_second=4, screen=False) as live:
         while _wait(end):
             live.update(watched.table())
 
@@ -95,7 +122,7 @@ def show_sessions(name: str | None, *, as_json: bool, limit: int) -> None:
             raise ConfigurationError(f"--sessions shows those of one server: name it; running: {listed}")
         [server] = servers
     else:
-        server = find_server(name)
+        server = named_server(name)
     found = sessions_of(server, limit=limit)
     if as_json:
         click.echo(json.dumps(sessions_document(server, found), indent=2))
@@ -115,6 +142,9 @@ class _Console(Console):
 
 
 def _console() -> Console:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An encoding such as ASCII has no dots for what is cut, nor all letters of a path: they are shown as '?'.
+        sys.stdout.reconfigure(errors="replace")
     # Into a pipe or a file nothing is cut to the width of a terminal that is not there.
     console = _Console()
     return console if console.is_terminal else _Console(width=_WIDE)
@@ -133,7 +163,7 @@ class _Watched:
     """What `top` looks at, and what it saw the time before, for rates."""
 
     def __init__(self, name: str | None) -> None:
-        self._path = find_server(name).path if name else None
+        self._path = named_server(name).path if name else None
         self._seen: dict[str, tuple[Figures, float | None]] = {}
         """Of each worker that lives, what it said last, and its rate up to then once it has said something twice."""
 
@@ -212,55 +242,63 @@ def _sums(server: Server) -> dict[str, Any]:
     }
 
 
-def servers_table(servers: Sequence[Server], now: float) -> Table:
-    table = _table("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
+def servers_table(servers: Sequence[Server], now: float) -> FittingTable:
+    names = ("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
+    rows = []
     for server in servers:
         sums, description = _sums(server), server.description
-        workers = f"{len(server.alive)}/{description.workers}"
         per_worker = "+".join(str(figures.open_sessions) for figures in server.alive)
-        sessions = f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0"
-        counts = (f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone"))
-        table.add_row(
-            description.address, description.app, workers, sessions, *counts, duration(now - description.started)
+        rows.append(
+            {
+                "address": description.address,
+                "app": description.app,
+                "workers": f"{len(server.alive)}/{description.workers}",
+                "sessions": f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0",
+                **{name: f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone")},
+                "up": duration(now - description.started),
+            }
         )
-    return table
+    return FittingTable(names, rows, whole=("address",), texts=("address", "app"), spare=_SPARE_OF_SERVERS)
 
 
-def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> Table:
+def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> FittingTable:
     description = server.description
     names = ["worker", "pid", "sessions", "serving", "served", "received", "forwarded", "given", "adopted", "lag", "up"]
     if rates is not None:
         names.insert(5, "per s")
-    table = _table(*names, title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}")
-    for figures in server.alive:
-        cells = [
-            figures.worker[:8] + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
-            str(figures.pid),
-            f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
-            f"{figures.serving:,}",
-            *(f"{count:,}" for count in (figures.served, figures.received, figures.forwarded)),
-            *(f"{count:,}" for count in (figures.given, figures.adopted)),
-            f"{figures.lag_seconds * 1000:.0f} ms",
-            duration(now - figures.started),
-        ]
-        if rates is not None:
-            cells.insert(5, f"{rates[figures.worker]:,.0f}" if figures.worker in rates else "")
-        table.add_row(*cells)
+    rows = [
+        {
+            "worker": figures.worker[:8]
+            + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
+            "pid": str(figures.pid),
+            "sessions": f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
+            "serving": f"{figures.serving:,}",
+            "served": f"{figures.served:,}",
+            "per s": f"{rates[figures.worker]:,.0f}" if rates is not None and figures.worker in rates else "",
+            "received": f"{figures.received:,}",
+            "forwarded": f"{figures.forwarded:,}",
+            "given": f"{figures.given:,}",
+            "adopted": f"{figures.adopted:,}",
+            "lag": f"{figures.lag_seconds * 1000:.0f} ms",
+            "up": duration(now - figures.started),
+        }
+        for figures in server.alive
+    ]
+    notes = []
     if answers := _sums(server)["answers"]:
-        table.caption = "answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items())
+        notes.append("answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items()))
     if server.dead:
-        exited = (
-            f"{len(server.dead)} workers have exited; they had served {sum(f.served for f in server.dead):,} requests"
-        )
-        table.caption = f"{table.caption}; {exited}" if table.caption else exited
-    return table
-
-
-def _table(*names: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left", box=None, pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in ("address", "app", "worker") else "right", no_wrap=True)
-    return table
+        served = sum(figures.served for figures in server.dead)
+        notes.append(f"{len(server.dead)} workers have exited; they had served {served:,} requests")
+    return FittingTable(
+        names,
+        rows,
+        whole=("worker", "pid"),
+        texts=("worker",),
+        spare=[name for name in _SPARE_OF_WORKERS if name in names],
+        title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}",
+        notes=notes,
+    )
 
 
 def is_stale(figures: Figures, now: float) -> bool:

@@ -6,12 +6,16 @@ Not here: where they come from (`homing.watch`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 
+from homing.cli.tables import plain_table, widest
 from homing.watch.servers import Server
 from homing.watch.sessions import WorkerSessions
+
+_TAG_WIDTH: Final = 12
+_WORKER_WIDTH: Final = 8
 
 
 def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[str, Any]:
@@ -56,23 +60,20 @@ def _rounded(seconds: float | None) -> float | None:
 def sessions_table(server: Server, found: Sequence[WorkerSessions]) -> Table:
     """Those that are there, then those that are not any more."""
     description = server.description
-    table = Table(
-        title=f"{description.address}  {description.app}  [{description.pid}]",
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for name in ("session", "worker"):
-        table.add_column(name, no_wrap=True)
-    for name in ("pid", "age", "unused", "serving"):
+    table = plain_table(f"{description.address}  {description.app}  [{description.pid}]")
+    pids = widest(str(each.pid) for each in found)
+    # What tells rows apart is never cut; where there is no room, the state goes on in further lines.
+    table.add_column("session", no_wrap=True, min_width=_TAG_WIDTH)
+    table.add_column("worker", no_wrap=True, min_width=_WORKER_WIDTH)
+    table.add_column("pid", justify="right", no_wrap=True, min_width=pids)
+    for name in ("age", "unused", "serving"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table.add_column("state")
     for each in found:
         for session in each.sessions:
             table.add_row(
                 session.tag,
-                each.worker[:8],
+                each.worker[:_WORKER_WIDTH],
                 str(each.pid),
                 duration(session.age_seconds),
                 "–" if session.unused_seconds is None else duration(session.unused_seconds),
@@ -84,9 +85,11 @@ def sessions_table(server: Server, found: Sequence[WorkerSessions]) -> Table:
             ago = "" if gone.ago_seconds is None else f", {duration(gone.ago_seconds)} ago"
             age = "–" if gone.age_seconds is None else duration(gone.age_seconds)
             pid = "–" if each.pid is None else str(each.pid)
-            table.add_row(gone.tag, each.worker[:8], pid, age, "–", "–", f"gone ({gone.why}{ago})", style="dim")
+            table.add_row(
+                gone.tag, each.worker[:_WORKER_WIDTH], pid, age, "–", "–", f"gone ({gone.why}{ago})", style="dim"
+            )
     said = []
-    if silent := [each.worker[:8] for each in found if not each.answered]:
+    if silent := [each.worker[:_WORKER_WIDTH] for each in found if not each.answered]:
         said.append(f"no answer from {', '.join(silent)}")
     if left_out := sum(each.left_out for each in found):
         said.append(f"{left_out:,} more are not shown (--limit)")

@@ -218,7 +218,7 @@ class SessionRoutingMiddleware:
             request: RoutedRequest | None
             worker = self.worker
             if worker is None:
-                request = self._alone(named)
+                request = self._alone(named, scope)
             else:
                 client_left = None if worker.placement is None else scope.pop(CLIENT_LEFT_SCOPE_KEY, None)
                 request = None if self.policy.scatter else enter_here(worker, named)
@@ -307,11 +307,16 @@ class SessionRoutingMiddleware:
             else:
                 await abort(cut)
 
-    def _alone(self, named: Named) -> RoutedRequest:
+    def _alone(self, named: Named, scope: Scope) -> RoutedRequest:
         if self.routes:
+            # Starlette's and FastAPI's routers, which put themselves into the scope, give no lifespan to what they mount.
+            hint = (
+                "it is mounted in another app, which hands it none, so wrap the outermost app with homing.sticky instead"
+                if "router" in scope
+                else "leave out `--lifespan off`, and wrap the outermost app, since one that is mounted gets none"
+            )
             raise HomingError(
-                "a request came before this worker's start-up: homing needs the server's lifespan events, so leave out "
-                "`--lifespan off`"
+                f"a request came before this worker's start-up: homing.sticky needs the server's lifespan events; {hint}"
             )
         session_id = named.session_id
         if session_id is None and named.mints:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import homing
+from homing.errors import HomingError
 from homing.identity import Named
 from homing.routes import Routes
 from homing.routing.options import RoutingOptions
 from homing.routing.unnamed import UnnamedStarts
-from homing.types import SessionId
+from homing.types import Message, SessionId
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -38,6 +42,31 @@ def test_a_connection_of_engineio_is_kept_for_minutes_unless_other_sessions_are_
     assert RoutingOptions(preset="engineio", idle_seconds=60).checked().idle_seconds == 60
     assert RoutingOptions(preset="engineio", sessions=("cookie:visitor",)).checked().idle_seconds == 86_400
     assert RoutingOptions(preset="mcp").checked().idle_seconds == 86_400
+
+
+@pytest.mark.parametrize(
+    ("mounted", "hint"), [(True, "wrap the outermost app with homing.sticky instead"), (False, "--lifespan off")]
+)
+def test_a_routed_app_that_is_given_no_lifespan_says_what_to_do_about_it(mounted: bool, hint: str) -> None:
+    """Starlette gives none to what it mounts; a server gives none if it is told so."""
+    routed = homing.sticky(app, sessions=[homing.header("x-session")])
+    outermost = Starlette(routes=[Mount("/inner", routed)]) if mounted else routed
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        """Starlette answers 500 before it raises the error anew."""
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/inner/",
+        "query_string": b"",
+        "headers": [(b"x-session", b"one")],
+    }
+    with pytest.raises(HomingError, match=hint):
+        asyncio.run(outermost(scope, receive, send))
 
 
 @pytest.mark.parametrize(
