@@ -154,6 +154,18 @@ def test_an_unusable_candidate_is_passed_over(base: Path, monkeypatch: pytest.Mo
         remove_run_directory(made)
 
 
+def test_no_temp_directory_is_needed_where_another_candidate_is_usable(base: Path) -> None:
+    """As in a container whose root is read-only."""
+    # Python looks for a temp directory by writing a file.
+    unwritable = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    code = f"{unwritable}; from homing.rundir import *; print(create_session_socket_dir(), *run_directory_bases())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made, first, *others = done.stdout.split()
+    assert Path(made).parent == Path(first) == base
+    assert tempfile.gettempdir() not in others
+
+
 def test_an_explicit_directory_is_made_or_refused_but_never_passed_over(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

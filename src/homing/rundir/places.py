@@ -78,9 +78,20 @@ def made(path: str) -> str:
 
 def run_directory_bases() -> Iterator[str]:
     """The usable places for run directories, best first: memory file systems, then the disk."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", tempfile.gettempdir()):  # noqa: S108 - checked below
-        if base and os.path.isabs(base) and _usable(base):
+    for base in _candidates():
+        if os.path.isabs(base) and _usable(base):
             yield base
+
+
+def _candidates() -> Iterator[str]:
+    yield os.environ.get("XDG_RUNTIME_DIR", "")
+    yield "/dev/shm"  # noqa: S108 - checked by `_usable`
+    # Asked for last, as that writes a file: where no temp directory is writable there is none, and it is not missed.
+    try:
+        temp = tempfile.gettempdir()
+    except FileNotFoundError:
+        return
+    yield temp
 
 
 def _usable(base: str) -> bool:
