@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 from typing import Final
 
 from homing.errors import RunDirectoryError
@@ -77,7 +78,7 @@ def begin_in(path: str, launcher: str) -> None:
             # Records may be a million: out of the way at once, and removed when nobody waits for the lock.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(SESSION_OWNERS_DIR, emptied, src_dir_fd=fd, dst_dir_fd=fd)
-            empty(path, spare=emptied)
+            empty(fd, spare=emptied)
             os.symlink(launcher, BEGUN_BY, dir_fd=fd)
     except BlockingIOError:
         return
@@ -128,17 +129,21 @@ def check_may_be_emptied(path: str) -> None:
         )
 
 
-def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
+def empty(fd: int, *, spare: str = SERVER_LOCK) -> None:
     """Remove what a server left in a run directory, the supervisor's lock excepted; what is not ours stays."""
     with contextlib.suppress(FileNotFoundError):
-        for entry in list(os.scandir(path)):
-            if entry.name in (spare, SERVER_LOCK) or not _is_ours(entry.name):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
+        for name in os.listdir(fd):
+            if name not in (spare, SERVER_LOCK) and _is_ours(name):
+                remove_entry(fd, name)
+
+
+def remove_entry(fd: int, name: str) -> None:
+    """Remove a file, a link or a whole directory of a directory that is held. Nothing happens if it is gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=fd)
+        else:
+            os.unlink(name, dir_fd=fd)
 
 
 _EVERYDAY: Final = frozenset({SITES_DIR, EPISODES_DIR, PAGE_NAME, BOARD_NAME})

@@ -1,7 +1,8 @@
 """The run directory of one server, from before its workers start until after they have gone.
 
 The invariant: one server, one directory. Two servers in one would hand each other their sessions, so a directory that
-another server uses, or whose workers still live, is refused.
+another server uses, or whose workers still live, is refused. And a directory that has taken this one's place at its path
+is another server's: what is removed is what is held.
 
 Not here: what is in it (`homing.rundir`).
 """
@@ -21,9 +22,6 @@ from homing.rundir import (
     check_may_be_emptied,
     create_session_socket_dir,
     empty,
-    new_worker_id,
-    remove_run_directory,
-    worker_socket_path,
 )
 
 
@@ -41,38 +39,36 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     users_own = explicit is not None and os.path.lexists(explicit)
     path = os.path.abspath(create_session_socket_dir(explicit))
-    with contextlib.ExitStack() as stack:
-        if not users_own:
-            stack.callback(remove_run_directory, path)
-        worker_socket_path(path, new_worker_id())
+    with RunDirectory.open(path) as directory, contextlib.ExitStack() as stack:
         if users_own:
             check_may_be_emptied(path)  # before anything of this server's is in it
-        lock = _lock(path)
-        stack.callback(os.close, lock)
+        stack.callback(os.close, _lock(directory))
+        # Only what no other server uses is emptied or removed, so not before here.
         if users_own:
-            _refuse_live_workers(path)
-            empty(path)
-            # Only what no other server uses is emptied, so not before here.
-            stack.callback(empty, path)
+            _refuse_live_workers(directory)
+            empty(directory.fd)
+            stack.callback(empty, directory.fd)
+        else:
+            stack.callback(directory.remove)
         yield path
 
 
-def _lock(path: str) -> int:
-    lock = os.open(os.path.join(path, SERVER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _lock(directory: RunDirectory) -> int:
+    lock = os.open(SERVER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory.fd)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
         raise RunDirectoryError(
-            f"the run directory {path} is in use by another server; name another with --run-dir, or leave it out"
+            f"the run directory {directory.path} is in use by another server; name another with --run-dir, or leave it out"
         ) from error
     return lock
 
 
-def _refuse_live_workers(path: str) -> None:
-    with RunDirectory.open(path) as directory:
-        alive = len(directory.live_workers())
+def _refuse_live_workers(directory: RunDirectory) -> None:
+    alive = len(directory.live_workers())
     if alive:
         raise RunDirectoryError(
-            f"the run directory {path} is in use by {alive} running workers; stop them, or name another with --run-dir"
+            f"the run directory {directory.path} is in use by {alive} running workers; stop them, or name another with "
+            "--run-dir"
         )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from homing.errors import RunDirectoryError
 from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id, siblings_directory
+from homing.runtime.control import Control
 from homing.runtime.server_directory import open_server_directory
+from homing.watch import Description, describe
 
 
 def test_a_new_directory_is_ours_alone_and_removed_with_all_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +87,35 @@ def test_what_a_killed_server_left_goes_though_it_is_called_as_everyones(tmp_pat
         (tmp_path / name).touch()
     with open_server_directory(str(tmp_path)):
         assert os.listdir(tmp_path) == [SERVER_LOCK]
+
+
+@contextmanager
+def _server(path: Path) -> Iterator[None]:
+    """All that a supervisor makes in a run directory."""
+    description = Description(os.getpid(), "127.0.0.1:8000", "app:app", workers=2, started=0, version="1")
+    with open_server_directory(str(path)), Control(str(path)), describe(str(path), description):
+        yield
+
+
+@pytest.mark.parametrize("users_own", [True, False])
+def test_a_server_that_stops_takes_nothing_from_one_whose_directory_is_now_at_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users_own: bool
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    path = tmp_path / "run"
+    if users_own:
+        path.mkdir(mode=0o700)
+    with ExitStack() as first:
+        first.enter_context(_server(path))
+        shutil.rmtree(path)
+        with _server(path):
+            (path / "session-owners").mkdir()
+            first.close()
+            assert set(os.listdir(path)) == {SERVER_LOCK, "control.sock", "server.json", "session-owners"}
+            with (
+                pytest.raises(RunDirectoryError, match="is in use by another server"),
+                open_server_directory(str(path)),
+            ):
+                pass
+    assert os.listdir(tmp_path) == []
