@@ -13,7 +13,7 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
     first-app              which app's keys are of the plain kind, where several apps share the directory
-    begun-by               which launcher's server an explicit directory belongs to
+    begun-by               which launcher's server the directory belongs to, where that is not homing's own
     session-owners/        the owner records, up to a million: never list it on the event loop
 
 Invariant: *dead* is proved, not guessed. A worker locks `<worker ID>.life` before that name exists, and keeps the lock
@@ -33,6 +33,7 @@ from homing.rundir.names import (
     BOARD_NAME,
     CONTROL_SOCKET,
     EPISODES_DIR,
+    LINK_PREFIX,
     MAX_SOCKET_PATH_BYTES,
     PAGE_NAME,
     PERMITS_NAME,
@@ -59,6 +60,7 @@ __all__ = [
     "BOARD_NAME",
     "CONTROL_SOCKET",
     "EPISODES_DIR",
+    "LINK_PREFIX",
     "MAX_SOCKET_PATH_BYTES",
     "PAGE_NAME",
     "PERMITS_NAME",

@@ -52,7 +52,9 @@ def create_session_socket_dir(explicit: str | None = None) -> str:
     for base in run_directory_bases():
         remove_stale(base)
         with contextlib.suppress(OSError):
-            return tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
+            path = tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
+            os.chmod(path, 0o700)  # whatever the umask is
+            return path
     raise no_base()
 
 
@@ -68,6 +70,7 @@ def made(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         try:
             os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)  # whatever the umask is
         except FileExistsError:
             raise
         except OSError as error:

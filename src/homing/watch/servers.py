@@ -13,12 +13,12 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
 from homing.errors import ConfigurationError, RunDirectoryError
 from homing.rundir import (
+    LINK_PREFIX,
     SERVER_DESCRIPTION,
     SERVER_LOCK,
     RunDirectory,
@@ -28,8 +28,6 @@ from homing.rundir import (
 from homing.types import WorkerId
 from homing.watch.figures import Figures, decode_figures
 from homing.watch.page import read_rows
-
-LINK_PREFIX: Final = "homing-at-"
 
 
 class Description(msgspec.Struct, frozen=True):
