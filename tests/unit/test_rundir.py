@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.small_disk import fill, small_memory_disk
 
 from homing.errors import DirectoryError, RunDirectoryError
 from homing.rundir import (
@@ -32,6 +34,7 @@ from homing.rundir import (
     leave_run_directory,
     new_worker_id,
     remove_run_directory,
+    run_directory_bases,
     siblings_directory,
     worker_socket_path,
 )
@@ -154,16 +157,35 @@ def test_an_unusable_candidate_is_passed_over(base: Path, monkeypatch: pytest.Mo
         remove_run_directory(made)
 
 
-def test_no_temp_directory_is_needed_where_another_candidate_is_usable(base: Path) -> None:
+def test_no_temp_directory_is_needed_where_another_candidate_is_usable(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a container whose root is read-only."""
-    # Python looks for a temp directory by writing a file.
-    unwritable = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
-    code = f"{unwritable}; from homing.rundir import *; print(create_session_socket_dir(), *run_directory_bases())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    made, first, *others = done.stdout.split()
-    assert Path(made).parent == Path(first) == base
-    assert tempfile.gettempdir() not in others
+
+    def none_is_writable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_writable)
+    assert Path(create_session_socket_dir()).parent == base
+    assert next(run_directory_bases()) == str(base)
+    assert set(run_directory_bases()) <= {str(base), "/dev/shm"}
+
+
+def test_a_candidate_without_room_is_passed_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="h-", dir=base.parent) as parent,  # short enough for sockets
+        small_memory_disk(Path(parent, "s"), 256) as small,
+    ):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(small))
+        first = create_session_socket_dir()
+        assert Path(first).parent == small
+        fill(small)
+        second = create_session_socket_dir()
+        try:
+            assert Path(second).parent != small
+            assert set(os.listdir(small)) == {Path(first).name, "filling"}
+        finally:
+            remove_run_directory(second)
 
 
 def test_an_explicit_directory_is_made_or_refused_but_never_passed_over(

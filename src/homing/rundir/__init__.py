@@ -24,7 +24,7 @@ Everything that proves a worker alive is closed in a forked child, which would o
 Not here: what an owner record says (`homing.directory`), what a private socket carries (`homing.forwarding`).
 """
 
-from homing.rundir.checks import check_run_directory
+from homing.rundir.checks import cannot_be_made, check_run_directory
 from homing.rundir.files import allocate
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.leftovers import SERVER_LOCK, check_may_be_emptied, empty
@@ -35,6 +35,7 @@ from homing.rundir.names import (
     EPISODES_DIR,
     LINK_PREFIX,
     MAX_SOCKET_PATH_BYTES,
+    NEW_DESCRIPTION,
     PAGE_NAME,
     PERMITS_NAME,
     SERVER_DESCRIPTION,
@@ -62,6 +63,7 @@ __all__ = [
     "EPISODES_DIR",
     "LINK_PREFIX",
     "MAX_SOCKET_PATH_BYTES",
+    "NEW_DESCRIPTION",
     "PAGE_NAME",
     "PERMITS_NAME",
     "SERVER_DESCRIPTION",
@@ -73,6 +75,7 @@ __all__ = [
     "RunDirectory",
     "allocate",
     "boot_id",
+    "cannot_be_made",
     "check_may_be_emptied",
     "check_run_directory",
     "close_after_fork",

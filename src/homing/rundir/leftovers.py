@@ -24,6 +24,7 @@ from homing.rundir.names import (
     CONTROL_SOCKET,
     EPISODES_DIR,
     LINK_PREFIX,
+    NEW_DESCRIPTION,
     PAGE_NAME,
     PERMITS_NAME,
     SERVER_DESCRIPTION,
@@ -175,6 +176,7 @@ _OURS: Final = frozenset(
         PAGE_NAME,
         BOARD_NAME,
         SERVER_DESCRIPTION,
+        NEW_DESCRIPTION,
     }
 )
 

@@ -19,6 +19,7 @@ from homing.rundir import (
     SERVER_LOCK,
     SESSION_SOCKET_DIR_ENV,
     RunDirectory,
+    cannot_be_made,
     check_may_be_emptied,
     create_session_socket_dir,
     empty,
@@ -33,8 +34,8 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
         explicit: The directory to use (`--run-dir`), else what `HOMING_SESSION_SOCKET_DIR` names, else a new one.
 
     Raises:
-        RunDirectoryError: it is not ours, too open, too long, in use, or has what may be the user's in it; the message
-            says which.
+        RunDirectoryError: it is not ours, too open, too long, in use, full, read-only, or has what may be the user's
+            in it; the message says which.
     """
     explicit = explicit or os.environ.get(SESSION_SOCKET_DIR_ENV)
     users_own = explicit is not None and os.path.lexists(explicit)
@@ -42,11 +43,13 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
     with RunDirectory.open(path) as directory, contextlib.ExitStack() as stack:
         if users_own:
             check_may_be_emptied(path)  # before anything of this server's is in it
+        else:
+            stack.callback(_remove_if_empty, path)  # if it cannot be locked
         stack.callback(os.close, _lock(directory))
         # Only what no other server uses is emptied or removed, so not before here.
         if users_own:
             _refuse_live_workers(directory)
-            empty(directory.fd)
+            _empty(directory)
             stack.callback(empty, directory.fd)
         else:
             stack.callback(directory.remove)
@@ -54,7 +57,10 @@ def open_server_directory(explicit: str | None) -> Iterator[str]:
 
 
 def _lock(directory: RunDirectory) -> int:
-    lock = os.open(SERVER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory.fd)
+    try:
+        lock = os.open(SERVER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory.fd)
+    except OSError as error:
+        raise cannot_be_made(os.path.join(directory.path, SERVER_LOCK), error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -72,3 +78,18 @@ def _refuse_live_workers(directory: RunDirectory) -> None:
             f"the run directory {directory.path} is in use by {alive} running workers; stop them, or name another with "
             "--run-dir"
         )
+
+
+def _empty(directory: RunDirectory) -> None:
+    try:
+        empty(directory.fd)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {directory.path} keeps what an earlier server left: {error.strerror}; empty it, or name "
+            "another with --run-dir"
+        ) from error
+
+
+def _remove_if_empty(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)

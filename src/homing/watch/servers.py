@@ -19,9 +19,11 @@ import msgspec
 from homing.errors import ConfigurationError, RunDirectoryError
 from homing.rundir import (
     LINK_PREFIX,
+    NEW_DESCRIPTION,
     SERVER_DESCRIPTION,
     SERVER_LOCK,
     RunDirectory,
+    cannot_be_made,
     check_run_directory,
     run_directory_bases,
 )
@@ -72,7 +74,11 @@ class Server:
 
 @contextlib.contextmanager
 def describe(path: str, description: Description) -> Iterator[None]:
-    """Say what server has the run directory, while it runs."""
+    """Say what server has the run directory, while it runs.
+
+    Raises:
+        RunDirectoryError: it cannot be said there, since there is no room, say.
+    """
     with RunDirectory.open(path) as directory, contextlib.ExitStack() as stack:
         stack.callback(_unlink, SERVER_DESCRIPTION, directory.fd)
         _write(directory, msgspec.json.encode(description))
@@ -82,10 +88,14 @@ def describe(path: str, description: Description) -> Iterator[None]:
 
 
 def _write(directory: RunDirectory, content: bytes) -> None:
-    new = f"{SERVER_DESCRIPTION}.new"
-    with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=directory.fd)) as file:
-        file.write(content)
-    os.replace(new, SERVER_DESCRIPTION, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+    try:
+        # New, and no link: what an earlier server left was removed when this one took the directory.
+        fd = os.open(NEW_DESCRIPTION, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(NEW_DESCRIPTION, SERVER_DESCRIPTION, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+    except OSError as error:
+        raise cannot_be_made(os.path.join(directory.path, SERVER_DESCRIPTION), error) from error
 
 
 @contextlib.contextmanager

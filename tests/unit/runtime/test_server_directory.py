@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.small_disk import fill, small_memory_disk
 
 from homing.errors import RunDirectoryError
 from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id, siblings_directory
@@ -87,6 +89,54 @@ def test_what_a_killed_server_left_goes_though_it_is_called_as_everyones(tmp_pat
         (tmp_path / name).touch()
     with open_server_directory(str(tmp_path)):
         assert os.listdir(tmp_path) == [SERVER_LOCK]
+
+
+@pytest.mark.parametrize("what", ["a directory", "a link"])
+def test_what_is_no_file_is_no_lock_of_a_server(tmp_path: Path, what: str) -> None:
+    tmp_path.chmod(0o700)
+    lock = tmp_path / SERVER_LOCK
+    if what == "a link":
+        lock.symlink_to(tmp_path / "elsewhere")
+    else:
+        lock.mkdir()
+    with pytest.raises(RunDirectoryError, match=f"{lock} cannot be made: .*; name another"), _server(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == [SERVER_LOCK]
+
+
+@pytest.mark.parametrize("what", ["a directory", "a link", "a file"])
+def test_a_description_is_written_to_a_new_file_whatever_had_its_name(tmp_path: Path, what: str) -> None:
+    path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    path.mkdir(mode=0o700)
+    new = path / "server.json.new"
+    match what:
+        case "a directory":
+            new.mkdir()
+        case "a link":
+            new.symlink_to(elsewhere)
+        case "a file":
+            new.touch()
+    with _server(path):
+        assert (path / "server.json").read_bytes().startswith(b'{"pid":')
+    assert os.listdir(path) == [SERVER_LOCK]
+    assert not elsewhere.exists()
+
+
+def test_a_named_directory_without_room_is_refused_by_its_name(tmp_path: Path) -> None:
+    with small_memory_disk(tmp_path / "small", 16) as small:
+        fill(small)
+        path = small / "run"
+        with pytest.raises(RunDirectoryError, match=f"{path}.* cannot be made: No space left on device"), _server(path):
+            pass
+        assert os.listdir(small) == ["filling"]
+
+
+def test_a_read_only_directory_is_refused_by_its_name(tmp_path: Path) -> None:
+    with small_memory_disk(tmp_path / "small", 16) as small:
+        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        for path in (small, small / "run"):
+            with pytest.raises(RunDirectoryError, match=f"{path}.* cannot be made: Read-only"), _server(path):
+                pass
 
 
 @contextmanager
