@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.small_disk import fill, small_memory_disk
 
 from homing.errors import DirectoryError, RunDirectoryError
 from homing.rundir import (
@@ -32,6 +34,7 @@ from homing.rundir import (
     leave_run_directory,
     new_worker_id,
     remove_run_directory,
+    run_directory_bases,
     siblings_directory,
     worker_socket_path,
 )
@@ -154,6 +157,37 @@ def test_an_unusable_candidate_is_passed_over(base: Path, monkeypatch: pytest.Mo
         remove_run_directory(made)
 
 
+def test_no_temp_directory_is_needed_where_another_candidate_is_usable(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only."""
+
+    def none_is_writable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_writable)
+    assert Path(create_session_socket_dir()).parent == base
+    assert next(run_directory_bases()) == str(base)
+    assert set(run_directory_bases()) <= {str(base), "/dev/shm"}
+
+
+def test_a_candidate_without_room_is_passed_over(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="h-", dir=base.parent) as parent,  # short enough for sockets
+        small_memory_disk(Path(parent, "s"), 256) as small,
+    ):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(small))
+        first = create_session_socket_dir()
+        assert Path(first).parent == small
+        fill(small)
+        second = create_session_socket_dir()
+        try:
+            assert Path(second).parent != small
+            assert set(os.listdir(small)) == {Path(first).name, "filling"}
+        finally:
+            remove_run_directory(second)
+
+
 def test_an_explicit_directory_is_made_or_refused_but_never_passed_over(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +246,64 @@ def test_what_may_be_in_use_or_is_not_ours_is_not_removed(base: Path, gone: int,
                 path.chmod(0o755)
         create_session_socket_dir()
         assert (path / "session-owners" / "record").is_symlink()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_supervisors_lock_tells_whether_its_server_is_dead_whoever_has_its_number(
+    base: Path, gone: int, alive: bool
+) -> None:
+    """Process 1 of a container is always there."""
+    directories = [_leftover(base, f"homing-{pid}-abc") for pid in (os.getpid(), 1, gone)]
+    with contextlib.ExitStack() as stack:
+        for path in directories:
+            (path / "server.lock").touch()
+            if alive:
+                stack.enter_context(open_locked(path / "server.lock"))
+        remove_run_directory(create_session_socket_dir())
+        assert [path.exists() for path in directories] == [alive] * 3
+
+
+def test_a_launchers_directory_goes_though_another_process_has_its_number(base: Path) -> None:
+    code = "from homing.rundir import siblings_directory; print(siblings_directory('a'))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    left = Path(done.stdout.strip()).rename(base / f"homing-{os.getpid()}-abc")
+    own = Path(siblings_directory("b"))
+    assert (left.exists(), own.exists()) == (False, True)
+    remove_run_directory(create_session_socket_dir())
+    assert own.exists()
+
+
+def test_a_directory_that_was_just_made_is_left_alone_though_its_process_is_not_seen(base: Path, gone: int) -> None:
+    """Its server may be of another PID namespace, and about to hold it."""
+    path = base / f"homing-{gone}-abc"
+    path.mkdir(mode=0o700)
+    remove_run_directory(create_session_socket_dir())
+    assert path.exists()
+    os.utime(path, (0, 0))
+    remove_run_directory(create_session_socket_dir())
+    assert not path.exists()
+
+
+def test_links_to_directories_elsewhere_go_once_their_server_is_dead(base: Path, tmp_path: Path) -> None:
+    living, dead, user = tmp_path / "living", tmp_path / "dead", base / "homing-at-home"
+    for path in (living, dead, user):
+        path.mkdir()
+        (path / "server.lock").touch()
+    for number, target in enumerate((living, dead, tmp_path / "gone")):
+        (base / f"homing-at-{number}").symlink_to(target)
+    with open_locked(living / "server.lock"):
+        remove_run_directory(create_session_socket_dir())
+    assert set(os.listdir(base)) == {"homing-at-0", "homing-at-home"}
+    assert dead.exists()
+
+
+def test_a_directory_is_made_0700_whatever_the_umask(base: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        check_run_directory(create_session_socket_dir())
+        check_run_directory(create_session_socket_dir(str(base / "named")))
+    finally:
+        os.umask(before)
 
 
 # --- siblings ---

@@ -13,7 +13,7 @@ A *run directory* is 0700, ours, and not a link. It holds, flat and small:
     owners.lock            held while a dead worker's owner record is changed
     .<worker ID>.<n>       a link that is about to be renamed over an owner record
     first-app              which app's keys are of the plain kind, where several apps share the directory
-    begun-by               which launcher's server an explicit directory belongs to
+    begun-by               which launcher's server the directory belongs to, where that is not homing's own
     session-owners/        the owner records, up to a million: never list it on the event loop
 
 Invariant: *dead* is proved, not guessed. A worker locks `<worker ID>.life` before that name exists, and keeps the lock
@@ -24,7 +24,7 @@ Everything that proves a worker alive is closed in a forked child, which would o
 Not here: what an owner record says (`homing.directory`), what a private socket carries (`homing.forwarding`).
 """
 
-from homing.rundir.checks import check_run_directory
+from homing.rundir.checks import cannot_be_made, check_run_directory
 from homing.rundir.files import allocate
 from homing.rundir.forks import close_after_fork, run_in_forked_child
 from homing.rundir.leftovers import SERVER_LOCK, check_may_be_emptied, empty
@@ -33,7 +33,9 @@ from homing.rundir.names import (
     BOARD_NAME,
     CONTROL_SOCKET,
     EPISODES_DIR,
+    LINK_PREFIX,
     MAX_SOCKET_PATH_BYTES,
+    NEW_DESCRIPTION,
     PAGE_NAME,
     PERMITS_NAME,
     SERVER_DESCRIPTION,
@@ -59,7 +61,9 @@ __all__ = [
     "BOARD_NAME",
     "CONTROL_SOCKET",
     "EPISODES_DIR",
+    "LINK_PREFIX",
     "MAX_SOCKET_PATH_BYTES",
+    "NEW_DESCRIPTION",
     "PAGE_NAME",
     "PERMITS_NAME",
     "SERVER_DESCRIPTION",
@@ -71,6 +75,7 @@ __all__ = [
     "RunDirectory",
     "allocate",
     "boot_id",
+    "cannot_be_made",
     "check_may_be_emptied",
     "check_run_directory",
     "close_after_fork",

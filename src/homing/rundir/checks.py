@@ -17,6 +17,11 @@ DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLO
 ANOTHER: Final = f"name another directory of yours with --run-dir or {SESSION_SOCKET_DIR_ENV}, or leave it out"
 
 
+def cannot_be_made(path: str, error: OSError) -> RunDirectoryError:
+    """What is said of one of homing's own files, which a run directory cannot hold."""
+    return RunDirectoryError(f"{path} cannot be made: {error.strerror}; {ANOTHER}")
+
+
 def check_run_directory(path: str) -> None:
     """See that `path` can be a run directory: a directory of this user, 0700, no link, and short enough for sockets.
 

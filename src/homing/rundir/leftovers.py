@@ -13,6 +13,8 @@ import re
 import secrets
 import shutil
 import socket
+import stat
+import time
 from typing import Final
 
 from homing.errors import RunDirectoryError
@@ -21,6 +23,8 @@ from homing.rundir.names import (
     BOARD_NAME,
     CONTROL_SOCKET,
     EPISODES_DIR,
+    LINK_PREFIX,
+    NEW_DESCRIPTION,
     PAGE_NAME,
     PERMITS_NAME,
     SERVER_DESCRIPTION,
@@ -29,11 +33,12 @@ from homing.rundir.names import (
     SITES_DIR,
     is_worker_id,
 )
+from homing.rundir.processes import exists, has_ended
 
 logger = logging.getLogger(__name__)
 
 BEGUN_BY: Final = "begun-by"
-"""The link that says which launcher's server an explicit run directory belongs to."""
+"""The link that says which launcher's server a run directory belongs to, where no supervisor of homing's has it."""
 
 FIRST_APP: Final = "first-app"
 """The link that says which app's records go by the plain kind of key (`RunDirectory.tell_apart`)."""
@@ -42,6 +47,9 @@ SERVER_LOCK: Final = "server.lock"
 """Locked exclusively by the supervisor of `homing run` while its server runs; never removed while it may be."""
 
 _EMPTIED: Final = ".emptied-"
+
+_JUST_MADE_SECONDS: Final = 300.0
+"""How long a directory with nothing in it may be one that its server has just made."""
 
 _RUN_DIRECTORY_NAME = re.compile(r"homing-([0-9]+)-[0-9a-z_]+")
 
@@ -77,7 +85,7 @@ def begin_in(path: str, launcher: str) -> None:
             # Records may be a million: out of the way at once, and removed when nobody waits for the lock.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(SESSION_OWNERS_DIR, emptied, src_dir_fd=fd, dst_dir_fd=fd)
-            empty(path, spare=emptied)
+            empty(fd, spare=emptied)
             os.symlink(launcher, BEGUN_BY, dir_fd=fd)
     except BlockingIOError:
         return
@@ -88,11 +96,12 @@ def begin_in(path: str, launcher: str) -> None:
     shutil.rmtree(os.path.join(path, emptied), ignore_errors=True)
 
 
-def _is_supervised(fd: int) -> bool:
+def _is_supervised(fd: int) -> bool | None:
+    """Whether a supervisor of homing's has the directory; None if none has ever had it."""
     try:
         lock = os.open(SERVER_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -100,6 +109,14 @@ def _is_supervised(fd: int) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def note_begun_by(path: str, launcher: str) -> None:
+    """Say whose server a new run directory belongs to, so that it goes when that process has ended, whoever has its number."""
+    with contextlib.suppress(
+        OSError
+    ):  # a sibling has said so, or there is no room; then the number in the name decides
+        os.symlink(launcher, os.path.join(path, BEGUN_BY))
 
 
 def _begun_by(fd: int) -> str | None:
@@ -128,17 +145,21 @@ def check_may_be_emptied(path: str) -> None:
         )
 
 
-def empty(path: str, *, spare: str = SERVER_LOCK) -> None:
+def empty(fd: int, *, spare: str = SERVER_LOCK) -> None:
     """Remove what a server left in a run directory, the supervisor's lock excepted; what is not ours stays."""
     with contextlib.suppress(FileNotFoundError):
-        for entry in list(os.scandir(path)):
-            if entry.name in (spare, SERVER_LOCK) or not _is_ours(entry.name):
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
+        for name in os.listdir(fd):
+            if name not in (spare, SERVER_LOCK) and _is_ours(name):
+                remove_entry(fd, name)
+
+
+def remove_entry(fd: int, name: str) -> None:
+    """Remove a file, a link or a whole directory of a directory that is held. Nothing happens if it is gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=fd)
+        else:
+            os.unlink(name, dir_fd=fd)
 
 
 _EVERYDAY: Final = frozenset({SITES_DIR, EPISODES_DIR, PAGE_NAME, BOARD_NAME})
@@ -155,6 +176,7 @@ _OURS: Final = frozenset(
         PAGE_NAME,
         BOARD_NAME,
         SERVER_DESCRIPTION,
+        NEW_DESCRIPTION,
     }
 )
 
@@ -166,32 +188,61 @@ def _is_ours(name: str) -> bool:
 
 
 def remove_stale(base: str) -> None:
-    """Remove the run directories of dead servers: process gone, no socket accepts, and nobody holds the directory."""
+    """Remove the run directories of dead servers here, and the links to those elsewhere."""
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
-            named = _RUN_DIRECTORY_NAME.fullmatch(entry.name)
-            if named is None or _process_exists(int(named[1])):
-                continue
             with contextlib.suppress(OSError, RunDirectoryError):
-                check_run_directory(entry.path)
-                fd = os.open(entry.path, DIRECTORY_FLAGS)
-                try:
-                    # A server in another PID namespace looks gone from here, and holds its directory all the same.
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if not _any_socket_accepts(entry.path):
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                finally:
-                    os.close(fd)
+                if entry.name.startswith(LINK_PREFIX):
+                    _remove_stale_link(entry)
+                elif run_directory_pid(entry.name) is not None:
+                    _remove_stale_directory(entry.path)
 
 
-def _process_exists(pid: int) -> bool:
+def _remove_stale_link(entry: os.DirEntry[str]) -> None:
+    if not entry.is_symlink() or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+        return
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return pid > 0
+        fd = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        os.unlink(entry.path)
+        return
+    try:
+        # A server has its lock before it has its link.
+        if not _is_supervised(fd):
+            os.unlink(entry.path)
+    finally:
+        os.close(fd)
+
+
+def _remove_stale_directory(path: str) -> None:
+    check_run_directory(path)
+    fd = os.open(path, DIRECTORY_FLAGS)
+    try:
+        # Whoever is in it holds it, a server in another PID namespace too.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_dead(fd, path) and not _any_socket_accepts(path):
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(fd)
+
+
+def _is_dead(fd: int, path: str) -> bool:
+    """Whether the server that a directory belongs to, which nobody is in, has ended."""
+    supervised = _is_supervised(fd)
+    if supervised is not None:
+        return not supervised
+    # The workers' lives prove nothing here: a launcher whose workers have all died may start others.
+    begun_by = _begun_by(fd)
+    ended = None if begun_by is None else has_ended(begun_by)
+    if ended is not None:
+        return ended
+    pid = run_directory_pid(path)
+    return pid is not None and not exists(pid) and not _is_just_made(fd)
+
+
+def _is_just_made(fd: int) -> bool:
+    """Whether a server, perhaps of another PID namespace, may be about to hold the directory that it has made."""
+    return not os.listdir(fd) and time.time() - os.fstat(fd).st_mtime < _JUST_MADE_SECONDS
 
 
 def _any_socket_accepts(path: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 from homing.errors import DirectoryError, RunDirectoryError
 from homing.rundir.checks import DIRECTORY_FLAGS, check_run_directory, check_status
 from homing.rundir.forks import run_in_forked_child
-from homing.rundir.leftovers import FIRST_APP
+from homing.rundir.leftovers import FIRST_APP, SERVER_LOCK, remove_entry
 from homing.rundir.names import is_worker_id
 from homing.types import WorkerId
 
@@ -106,6 +106,16 @@ class RunDirectory:
             return _identity(os.lstat(self.path)) == self._identity
         except OSError:
             return False
+
+    def remove(self) -> None:
+        """Remove this directory and all in it. Another one that has taken its place at the path stays as it is."""
+        # Whoever holds the lock of its server keeps others out until the lock's name is gone, so that goes last.
+        for name in sorted(self.names(), key=lambda name: name == SERVER_LOCK):
+            with contextlib.suppress(OSError):
+                remove_entry(self.fd, name)
+        if self.intact():
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
 
     def hold_life(self, worker_id: WorkerId, app: str = "") -> Life:
         """Become alive as `worker_id`, a worker of `app` (`tell_apart`); do this before the private socket opens.

@@ -25,6 +25,12 @@ SITES_DIR: Final = "sites"
 SERVER_DESCRIPTION: Final = "server.json"
 """What the supervisor says of its server (`homing.watch`)."""
 
+NEW_DESCRIPTION: Final = f"{SERVER_DESCRIPTION}.new"
+"""That, while it is written."""
+
+LINK_PREFIX: Final = "homing-at-"
+"""Before the supervisor's process ID: a link to a run directory elsewhere, where `homing ps` looks (`homing.watch`)."""
+
 PAGE_NAME: Final = "page"
 """What the workers say of themselves (`homing.watch`)."""
 

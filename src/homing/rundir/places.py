@@ -15,8 +15,12 @@ from typing import Final
 
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import ANOTHER, check_run_directory
+from homing.rundir.files import allocate
 from homing.rundir.leftovers import remove_stale
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, worker_socket_path
+
+_ROOM_BYTES: Final = 1 << 16
+"""What has to be free where a new directory is made: what a server and a few workers say of themselves, and some records."""
 
 _of_this_worker: Final[list[str]] = []
 """The directory of the server that this process is a worker of, if it was told; a fork of it is none."""
@@ -44,7 +48,7 @@ def create_session_socket_dir(explicit: str | None = None) -> str:
     directory, once the directories that dead servers of this user left there are removed.
 
     Raises:
-        RunDirectoryError: the explicit one, or every candidate, is missing, not ours, too open, or too long.
+        RunDirectoryError: the explicit one, or every candidate, is missing, not ours, too open, too long, or full.
     """
     explicit = explicit or named_run_directory()
     if explicit:
@@ -52,7 +56,11 @@ def create_session_socket_dir(explicit: str | None = None) -> str:
     for base in run_directory_bases():
         remove_stale(base)
         with contextlib.suppress(OSError):
-            return tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
+            path = tempfile.mkdtemp(prefix=f"homing-{os.getpid()}-", dir=base)
+            os.chmod(path, 0o700)  # whatever the umask is
+            if _has_room(path):
+                return path
+            remove_run_directory(path)
     raise no_base()
 
 
@@ -68,6 +76,7 @@ def made(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         try:
             os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)  # whatever the umask is
         except FileExistsError:
             raise
         except OSError as error:
@@ -78,9 +87,20 @@ def made(path: str) -> str:
 
 def run_directory_bases() -> Iterator[str]:
     """The usable places for run directories, best first: memory file systems, then the disk."""
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm", tempfile.gettempdir()):  # noqa: S108 - checked below
-        if base and os.path.isabs(base) and _usable(base):
+    for base in _candidates():
+        if os.path.isabs(base) and _usable(base):
             yield base
+
+
+def _candidates() -> Iterator[str]:
+    yield os.environ.get("XDG_RUNTIME_DIR", "")
+    yield "/dev/shm"  # noqa: S108 - checked by `_usable`
+    # Asked for last, as that writes a file: where no temp directory is writable there is none, and it is not missed.
+    try:
+        temp = tempfile.gettempdir()
+    except FileNotFoundError:
+        return
+    yield temp
 
 
 def _usable(base: str) -> bool:
@@ -95,8 +115,17 @@ def _usable(base: str) -> bool:
     return stat.S_ISDIR(status.st_mode) and (ours or shared) and os.access(base, os.W_OK | os.X_OK)
 
 
+def _has_room(path: str) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            allocate(file.fileno(), _ROOM_BYTES)
+    except OSError:
+        return False
+    return True
+
+
 def no_base() -> RunDirectoryError:
     return RunDirectoryError(
         "no place for the run directory: XDG_RUNTIME_DIR, /dev/shm and the temp directory are missing, not ours, too "
-        f"open, or too long; name a directory with --run-dir or {SESSION_SOCKET_DIR_ENV}"
+        f"open, too long, or full; name a directory with --run-dir or {SESSION_SOCKET_DIR_ENV}"
     )

@@ -19,7 +19,7 @@ import stat
 import sys
 from typing import Final
 
-from homing.rundir.leftovers import begin_in, remove_stale, run_directory_pid
+from homing.rundir.leftovers import begin_in, note_begun_by, remove_stale, run_directory_pid
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, boot_id
 from homing.rundir.places import (
     create_session_socket_dir,
@@ -29,6 +29,7 @@ from homing.rundir.places import (
     remove_run_directory,
     run_directory_bases,
 )
+from homing.rundir.processes import own_name, parent_in_proc, pid_namespace, process_name, started, stat_fields
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +62,18 @@ def siblings_directory(settings: str) -> str:
                 "several workers of one server, name a directory for all of them with %s",
                 SESSION_SOCKET_DIR_ENV,
             )
-        return create_session_socket_dir()
+        path = create_session_socket_dir()
+        note_begun_by(path, own_name())
+        return path
     parent = os.getppid()
-    facts = (os.getuid(), boot_id(), _pid_namespace(), parent, _started(_parent_in_proc()), sys.argv, sockets, settings)
+    facts = (os.getuid(), boot_id(), pid_namespace(), parent, started(parent_in_proc()), sys.argv, sockets, settings)
     name = f"homing-{parent}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
     for base in run_directory_bases():
         remove_stale(base)
         with contextlib.suppress(OSError):
-            return made(os.path.join(base, name))
+            path = made(os.path.join(base, name))
+            note_begun_by(path, _launcher_name())
+            return path
     raise no_base()
 
 
@@ -133,7 +138,7 @@ def _is_spawned(process: object) -> bool:
 
 def _forked() -> bool:
     """Whether this process is a fork of its parent that has run nothing else since."""
-    parent = _parent_in_proc()
+    parent = parent_in_proc()
     with (
         contextlib.suppress(OSError),
         open("/proc/self/cmdline", "rb") as own,
@@ -143,7 +148,7 @@ def _forked() -> bool:
             return True
     # A launcher that renames its processes has forked all the same: an exec would have moved the stack (field 28 of
     # proc(5)), which a fork shares with its parent.
-    stacks = {tuple(_stat_fields(pid)[25:26]) for pid in ("self", parent)}
+    stacks = {tuple(stat_fields(pid)[25:26]) for pid in ("self", parent)}
     return len(stacks) == 1 and stacks.isdisjoint({(), ("0",), ("1",)})
 
 
@@ -155,7 +160,7 @@ def _inherited_sockets() -> tuple[int, ...]:
 
     Bound, not listening: uvicorn and hypercorn hand down sockets that each worker listens at only once it has started.
     """
-    of_parent = _sockets_of_process(_parent_in_proc())
+    of_parent = _sockets_of_process(parent_in_proc())
     bound = _bound_sockets()
     return tuple(sorted(bound if of_parent is None else bound & of_parent))
 
@@ -204,32 +209,4 @@ def _sockets_of_process(pid: str) -> set[int] | None:
 
 def _launcher_name() -> str:
     """The process that decides when this worker's server begins and ends: its launcher, or itself if it has none."""
-    pid, seen = (os.getppid(), _parent_in_proc()) if _is_made_by_python() else (os.getpid(), "self")
-    return f"{boot_id()} {_pid_namespace()} {pid} {_started(seen)}"
-
-
-def _parent_in_proc() -> str:
-    """The parent's PID in `/proc`, which may show another PID namespace than this process's own."""
-    fields = _stat_fields("self")
-    return fields[1] if fields else str(os.getppid())
-
-
-def _started(pid: str) -> str:
-    """When a process started, in clock ticks since boot (field 22 of proc(5)); empty where there is no /proc."""
-    return "".join(_stat_fields(pid)[19:20])
-
-
-def _stat_fields(pid: str) -> list[str]:
-    """Fields 3 and later of `/proc/<pid>/stat`, so field n is at n - 3; none where there is no such file."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return process_name(os.getppid(), parent_in_proc()) if _is_made_by_python() else own_name()

@@ -118,6 +118,7 @@ class Control:
             self._listener.setblocking(False)
             self._listener.bind(self._path)
             os.chmod(self._path, 0o600)  # nobody can connect before `listen`
+            self._file = os.lstat(self._path)
             self._listener.listen(_MOST_ASKERS)
         except OSError as error:
             self._listener.close()
@@ -147,9 +148,11 @@ class Control:
         """Close everything; whoever still listens sees that the server has gone. Twice is fine."""
         for asker in self._askers:
             asker.close()
-        self._listener.close()
+        # While the listener is open no other file gets its file's number: the socket at the path may be another server's.
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            if os.path.samestat(os.lstat(self._path), self._file):
+                os.unlink(self._path)
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self

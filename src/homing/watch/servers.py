@@ -13,23 +13,23 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
 from homing.errors import ConfigurationError, RunDirectoryError
 from homing.rundir import (
+    LINK_PREFIX,
+    NEW_DESCRIPTION,
     SERVER_DESCRIPTION,
     SERVER_LOCK,
     RunDirectory,
+    cannot_be_made,
     check_run_directory,
     run_directory_bases,
 )
 from homing.types import WorkerId
 from homing.watch.figures import Figures, decode_figures
 from homing.watch.page import read_rows
-
-LINK_PREFIX: Final = "homing-at-"
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -74,25 +74,48 @@ class Server:
 
 @contextlib.contextmanager
 def describe(path: str, description: Description) -> Iterator[None]:
-    """Say what server has the run directory, while it runs."""
-    file = os.path.join(path, SERVER_DESCRIPTION)
-    with open(f"{file}.new", "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as new:
-        new.write(msgspec.json.encode(description))
-    os.replace(f"{file}.new", file)
+    """Say what server has the run directory, while it runs.
+
+    Raises:
+        RunDirectoryError: it cannot be said there, since there is no room, say.
+    """
+    with RunDirectory.open(path) as directory, contextlib.ExitStack() as stack:
+        stack.callback(_unlink, SERVER_DESCRIPTION, directory.fd)
+        _write(directory, msgspec.json.encode(description))
+        if not _lies_with_the_others(path):
+            stack.enter_context(_linked(path, description.pid))
+        yield
+
+
+def _write(directory: RunDirectory, content: bytes) -> None:
+    try:
+        # New, and no link: what an earlier server left was removed when this one took the directory.
+        fd = os.open(NEW_DESCRIPTION, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory.fd)
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(NEW_DESCRIPTION, SERVER_DESCRIPTION, src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
+    except OSError as error:
+        raise cannot_be_made(os.path.join(directory.path, SERVER_DESCRIPTION), error) from error
+
+
+@contextlib.contextmanager
+def _linked(path: str, pid: int) -> Iterator[None]:
+    """A link to a run directory, where the others are; none if there is no such place, or no room."""
     link = None
-    if not _lies_with_the_others(path):
-        with contextlib.suppress(OSError, StopIteration):
-            link = os.path.join(next(run_directory_bases()), f"{LINK_PREFIX}{description.pid}")
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(link)  # of a dead process that had the same number
-            os.symlink(path, link)
+    with contextlib.suppress(OSError, StopIteration):
+        link = os.path.join(next(run_directory_bases()), f"{LINK_PREFIX}{pid}")
+        _unlink(link)  # of a dead process that had the same number
+        os.symlink(path, link)
     try:
         yield
     finally:
-        for each in (file, link):
-            if each is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(each)
+        if link is not None:
+            _unlink(link)
+
+
+def _unlink(name: str, directory: int | None = None) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
 
 
 def _lies_with_the_others(path: str) -> bool:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.small_disk import fill, small_memory_disk
 
 from homing.errors import RunDirectoryError
 from homing.rundir import SERVER_LOCK, RunDirectory, new_worker_id, siblings_directory
+from homing.runtime.control import Control
 from homing.runtime.server_directory import open_server_directory
+from homing.watch import Description, describe
 
 
 def test_a_new_directory_is_ours_alone_and_removed_with_all_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +89,83 @@ def test_what_a_killed_server_left_goes_though_it_is_called_as_everyones(tmp_pat
         (tmp_path / name).touch()
     with open_server_directory(str(tmp_path)):
         assert os.listdir(tmp_path) == [SERVER_LOCK]
+
+
+@pytest.mark.parametrize("what", ["a directory", "a link"])
+def test_what_is_no_file_is_no_lock_of_a_server(tmp_path: Path, what: str) -> None:
+    tmp_path.chmod(0o700)
+    lock = tmp_path / SERVER_LOCK
+    if what == "a link":
+        lock.symlink_to(tmp_path / "elsewhere")
+    else:
+        lock.mkdir()
+    with pytest.raises(RunDirectoryError, match=f"{lock} cannot be made: .*; name another"), _server(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == [SERVER_LOCK]
+
+
+@pytest.mark.parametrize("what", ["a directory", "a link", "a file"])
+def test_a_description_is_written_to_a_new_file_whatever_had_its_name(tmp_path: Path, what: str) -> None:
+    path, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    path.mkdir(mode=0o700)
+    new = path / "server.json.new"
+    match what:
+        case "a directory":
+            new.mkdir()
+        case "a link":
+            new.symlink_to(elsewhere)
+        case "a file":
+            new.touch()
+    with _server(path):
+        assert (path / "server.json").read_bytes().startswith(b'{"pid":')
+    assert os.listdir(path) == [SERVER_LOCK]
+    assert not elsewhere.exists()
+
+
+def test_a_named_directory_without_room_is_refused_by_its_name(tmp_path: Path) -> None:
+    with small_memory_disk(tmp_path / "small", 16) as small:
+        fill(small)
+        path = small / "run"
+        with pytest.raises(RunDirectoryError, match=f"{path}.* cannot be made: No space left on device"), _server(path):
+            pass
+        assert os.listdir(small) == ["filling"]
+
+
+def test_a_read_only_directory_is_refused_by_its_name(tmp_path: Path) -> None:
+    with small_memory_disk(tmp_path / "small", 16) as small:
+        subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+        for path in (small, small / "run"):
+            with pytest.raises(RunDirectoryError, match=f"{path}.* cannot be made: Read-only"), _server(path):
+                pass
+
+
+@contextmanager
+def _server(path: Path) -> Iterator[None]:
+    """All that a supervisor makes in a run directory."""
+    description = Description(os.getpid(), "127.0.0.1:8000", "app:app", workers=2, started=0, version="1")
+    with open_server_directory(str(path)), Control(str(path)), describe(str(path), description):
+        yield
+
+
+@pytest.mark.parametrize("users_own", [True, False])
+def test_a_server_that_stops_takes_nothing_from_one_whose_directory_is_now_at_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users_own: bool
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
+    path = tmp_path / "run"
+    if users_own:
+        path.mkdir(mode=0o700)
+    with ExitStack() as first:
+        first.enter_context(_server(path))
+        shutil.rmtree(path)
+        with _server(path):
+            (path / "session-owners").mkdir()
+            first.close()
+            assert set(os.listdir(path)) == {SERVER_LOCK, "control.sock", "server.json", "session-owners"}
+            with (
+                pytest.raises(RunDirectoryError, match="is in use by another server"),
+                open_server_directory(str(path)),
+            ):
+                pass
+    assert os.listdir(tmp_path) == []
