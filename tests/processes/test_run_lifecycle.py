@@ -122,6 +122,17 @@ def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path) -> None
         gone(server, now)
 
 
+def test_a_worker_that_a_signal_without_a_name_has_ended_is_replaced_too() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        number = signal.SIGRTMIN + 2
+        os.kill(first, number)
+        server.wait_for(rf"worker \[{first}\] exited \(signal {number}\); its sessions are gone")
+        server.wait_for("Application startup complete", 3)
+        assert second in server.workers()
+        assert server.stop() == 0
+
+
 def test_a_stopped_worker_is_killed_while_the_server_goes_on(tmp_path: Path) -> None:
     with running(APP, "--workers", "2", *SESSIONS, "--timeout-worker-healthcheck", "1", cwd=ROOT) as server:
         first, second = ready(server, 2)

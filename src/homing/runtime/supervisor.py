@@ -427,9 +427,11 @@ def _say_replaced(pid: int, by: int) -> None:
 
 
 def _exit_text(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"signal {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}"
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    # Of the real-time signals only the first and the last have a name.
+    names = {number.value: number.name for number in signal.Signals}
+    return f"signal {names.get(-exit_code, -exit_code)}"
 
 
 def _end_of(worker: Worker, replacement: int) -> Progress:
