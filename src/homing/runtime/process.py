@@ -1,4 +1,5 @@
-"""A worker process as its supervisor sees it: what it said, whether it answers, what it was lent, and how to end it.
+"""A worker process as its supervisor sees it: what it said, whether it answers, what it was lent, who has asked for it to leave,
+and how to end it.
 
 The invariant: nothing here waits for a worker but `kill`, which nothing survives. A worker that does not read is sent little:
 one ping, and no other message while that is unanswered.
@@ -19,6 +20,7 @@ from uvicorn._subprocess import get_subprocess
 
 from homing.clock import SYSTEM_CLOCK
 from homing.runtime.config import RunConfig
+from homing.runtime.control import Asker, Progress
 from homing.runtime.heartbeat import Heartbeat
 from homing.runtime.link import (
     Drain,
@@ -73,6 +75,8 @@ class Worker:
         leaving: It accepts no more connections.
         left: How many sessions end with it, once it has drained.
         stopping: It was told to stop.
+        asking: Who has asked for it to leave.
+        replaced_by: The process ID of the worker that serves in its place, once it was told to leave for that one.
     """
 
     def __init__(self, config: RunConfig, listener: Listener) -> None:
@@ -95,6 +99,8 @@ class Worker:
         self.leaving = False
         self.left: int | None = None
         self.stopping = False
+        self.asking: list[Asker] = []
+        self.replaced_by: int | None = None
 
     def __repr__(self) -> str:
         states = {"stopping": self.stopping, "draining": self.draining, "leaving": self.leaving, "ready": self.ready}
@@ -189,6 +195,11 @@ class Worker:
     def overdue(self) -> bool:
         """It has drained for longer than it was to, and was not told to stop."""
         return self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at
+
+    def tell(self, progress: Progress) -> None:
+        """Say to all who have asked for it to leave how far it is."""
+        for asker in self.asking:
+            asker.tell(progress)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

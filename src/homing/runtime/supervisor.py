@@ -21,7 +21,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Final
 
@@ -30,7 +30,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
-from homing.runtime.control import Asker, Control, Progress
+from homing.runtime.control import Control, Progress
 from homing.runtime.link import Failed, Loaded, raise_failure
 from homing.runtime.listeners import Listener, Listeners
 from homing.runtime.process import PING_SECONDS, Worker
@@ -53,22 +53,13 @@ def raise_open_files_limit() -> None:
 
 @dataclass
 class _Slot:
-    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try.
-
-    Attributes:
-        asking: Who asked for its worker to leave.
-    """
+    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try."""
 
     listener: Listener
     worker: Worker | None
     replacement: Worker | None = None
     failures: int = 0
     retry_at: float = 0.0
-    asking: list[Asker] = field(default_factory=list)
-
-    def tell(self, progress: Progress) -> None:
-        for asker in self.asking:
-            asker.tell(progress)
 
 
 class Supervisor(Multiprocess):
@@ -96,10 +87,9 @@ class Supervisor(Multiprocess):
         self._control = control
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
-        self._to_restart: list[_Slot] = []
+        self._to_restart: list[Worker] = []
+        """Workers, not slots: one that has died meanwhile is not to be taken for the one that serves in its place."""
         self._all_restart = False
-        self._leaving: dict[int, tuple[list[Asker], int]] = {}
-        """Who asked for a worker that drains now to leave, and its replacement's process ID."""
         self._announce: Callable[[Loaded], None] | None = announce
         self._all_were_ready = False
         self._failure: Failed | None = None
@@ -190,11 +180,14 @@ class Supervisor(Multiprocess):
     def _replace(self, slot: _Slot, worker: Worker) -> None:
         worker.listen()
         exit_code, pid = worker.exit_code, worker.pid
+        worker.tell(_end_of(worker))
         worker.close()
-        slot.worker = None
+        # A restart may have begun to replace it; that one has only just started, and serves in its place now.
+        slot.worker, slot.replacement = slot.replacement, None
         if worker.ready:
             _say_exited(pid, exit_code)
-            slot.worker = self._start_worker(slot.listener)
+            if slot.worker is None:
+                slot.worker = self._start_worker(slot.listener)
             _say_replaced(pid, slot.worker.pid)
             return
         if not self._all_were_ready:
@@ -219,9 +212,7 @@ class Supervisor(Multiprocess):
                     logger.info("worker [%d] has stopped", worker.pid, extra=fields)
                 else:
                     _say_exited(worker.pid, worker.exit_code)
-                askers, replacement = self._leaving.pop(worker.pid, ((), 0))
-                for asker in askers:
-                    asker.tell(_end_of(worker, replacement))
+                worker.tell(_end_of(worker))
                 worker.close()
                 self._retiring.remove(worker)
                 continue
@@ -285,49 +276,51 @@ class Supervisor(Multiprocess):
     def restart_all(self) -> None:
         """Begin a rolling restart (SIGHUP): each worker's replacement serves before the worker is asked to leave.
 
-        Asked for again meanwhile, the workers that were replaced already, or whose replacement has started, have their turn
-        once more: what they serve may have changed since.
+        Asked for again meanwhile, the replacements that have started already have their turn too: what they serve may have
+        changed since.
         """
-        self._all_restart = True
-        begun = self._to_restart[:1] if self._to_restart and self._to_restart[0].replacement is not None else []
-        waiting = self._to_restart[len(begun) :]
-        self._to_restart = [*begun, *waiting, *(slot for slot in self._slots if slot not in waiting)]
+        newest = (slot.replacement or slot.worker for slot in self._slots)
+        self._to_restart += [worker for worker in newest if worker is not None and worker not in self._to_restart]
+        self._all_restart = bool(self._to_restart)
 
     def _hear_askers(self) -> None:
         """Take what was asked over the control socket: a planned restart of one worker."""
         if self._control is None:
             return
         for asker, request in self._control.take():
-            slot = next((each for each in self._slots if each.worker and each.worker.pid == request.drain), None)
-            if slot is None:
-                leaves = any(worker.pid == request.drain for worker in self._retiring)
+            serving = (slot.worker for slot in self._slots if slot.worker is not None)
+            worker = next((each for each in serving if each.pid == request.drain), None)
+            if worker is None:
+                leaves = any(each.pid == request.drain for each in self._retiring)
                 why = "drains already" if leaves else "is no worker of this server that serves"
                 asker.tell(Progress("refused", why=f"process {request.drain} {why}"))
                 continue
-            slot.asking.append(asker)
+            worker.asking.append(asker)
             asker.tell(Progress("waiting"))
-            if slot not in self._to_restart:
-                self._to_restart.append(slot)
+            if worker not in self._to_restart:
+                self._to_restart.append(worker)
 
     def _go_on_restarting(self) -> None:
         if not self._to_restart:
             return
-        slot = self._to_restart[0]
-        if slot not in self._slots:  # SIGTTOU took it away meanwhile
+        old = self._to_restart[0]
+        slot = next((each for each in self._slots if each.worker is old), None)
+        if slot is None:
+            # It has died or left meanwhile, or SIGTTOU took it away. What serves in its place began after this was asked for.
             self._restarted()
             return
-        if any(worker.told_to_leave for worker in self._retiring) or slot.worker is None:
+        if any(worker.told_to_leave for worker in self._retiring):
             return  # one at a time: memory for one more worker, not for twice as many
         if slot.replacement is None:
             slot.replacement = self._start_worker(slot.listener)
-            slot.tell(Progress("starting", slot.replacement.pid))
+            old.tell(Progress("starting", slot.replacement.pid))
             return
         new = slot.replacement
         if new.ready:
-            old, slot.worker, slot.replacement = slot.worker, new, None
+            slot.worker, slot.replacement = new, None
             _say_replaced(old.pid, new.pid)
-            slot.tell(Progress("draining", new.pid))
-            self._leaving[old.pid], slot.asking = (slot.asking, new.pid), []
+            old.replaced_by = new.pid
+            old.tell(Progress("draining", new.pid))
             self._retire(old)
             self._restarted()
         elif new.exit_code is not None:
@@ -343,12 +336,11 @@ class Supervisor(Multiprocess):
             slot.replacement = None
             for each in self._to_restart:
                 each.tell(Progress("failed", why=f"a new worker could not start: {line}"))
-                each.asking = []
             self._to_restart.clear()
             self._all_restart = False
 
     def _restarted(self) -> None:
-        """The first of the slots to restart is done with."""
+        """The first of the workers to restart is done with."""
         self._to_restart.pop(0)
         if not self._to_restart and self._all_restart:
             self._all_restart = False
@@ -380,8 +372,6 @@ class Supervisor(Multiprocess):
         logger.info("Received SIGTTOU, there are now %d workers.", self.processes_num)
         slot = self._slots.pop()
         self._listeners.give_back(slot.listener)
-        if slot.worker is not None:
-            self._leaving[slot.worker.pid] = (slot.asking, 0)
         for worker in (slot.replacement, slot.worker):
             if worker is not None:
                 self._retire(worker)
@@ -434,12 +424,12 @@ def _exit_text(exit_code: int | None) -> str:
     return f"signal {names.get(-exit_code, -exit_code)}"
 
 
-def _end_of(worker: Worker, replacement: int) -> Progress:
+def _end_of(worker: Worker) -> Progress:
     """What to say of a worker that was to drain, and has exited."""
     if worker.left is None:
         why = f"worker [{worker.pid}] exited before it had drained ({_exit_text(worker.exit_code)}); its sessions are gone"
-        return Progress("failed", replacement, why=why)
-    return Progress("drained", replacement, sessions=worker.left)
+        return Progress("failed", worker.replaced_by, why=why)
+    return Progress("drained", worker.replaced_by, sessions=worker.left)
 
 
 def _startup_line(pid: int, exit_code: int | None) -> str:
