@@ -19,7 +19,6 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -31,6 +30,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
 from homing.runtime.control import Control, Progress
+from homing.runtime.heartbeat import LoopClock
 from homing.runtime.link import Failed, Loaded, raise_failure
 from homing.runtime.listeners import Listener, Listeners
 from homing.runtime.process import PING_SECONDS, Worker
@@ -85,6 +85,7 @@ class Supervisor(Multiprocess):
         super().__init__(config, [listeners.bound])
         self._listeners = listeners
         self._control = control
+        self._clock = LoopClock(TICK_SECONDS)
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
         self._to_restart: list[Worker] = []
@@ -144,7 +145,7 @@ class Supervisor(Multiprocess):
     def _look_at(self, slot: _Slot) -> None:
         worker = slot.worker
         if worker is None:
-            if time.monotonic() >= slot.retry_at:
+            if self._clock.monotonic() >= slot.retry_at:
                 slot.worker = self._start_worker(slot.listener)
             return
         if worker.ready:
@@ -197,7 +198,7 @@ class Supervisor(Multiprocess):
             return
         slot.failures += 1
         wait_seconds = min(_FIRST_RETRY_SECONDS * 2 ** (slot.failures - 1), _LONGEST_RETRY_SECONDS)
-        slot.retry_at = time.monotonic() + wait_seconds
+        slot.retry_at = self._clock.monotonic() + wait_seconds
         line = worker.failed.line if worker.failed else _startup_line(pid, exit_code)
         fields = {"event": "worker_failed", "pid": pid, "exit_code": exit_code}
         logger.error("a new worker could not start (next try in %d s): %s", wait_seconds, line, extra=fields)
@@ -225,7 +226,7 @@ class Supervisor(Multiprocess):
         self._slots.append(_Slot(listener, self._start_worker(listener)))
 
     def _start_worker(self, listener: Listener) -> Worker:
-        return Worker(self.config, listener)
+        return Worker(self.config, listener, self._clock)
 
     def _lend_queues(self) -> None:
         """Lend the queues that no worker of their own accepts from to all workers that do accept."""
@@ -257,6 +258,7 @@ class Supervisor(Multiprocess):
         if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
             with contextlib.suppress(BlockingIOError):
                 wakeups.recv(4096)
+        self._clock.turn()
 
     @contextlib.contextmanager
     def _signal_wakeups(self) -> Iterator[socket.socket]:
@@ -387,11 +389,11 @@ class Supervisor(Multiprocess):
             self._wait(wakeups)
             if signal.SIGINT in self.signal_queue and forced_at is None:
                 logger.info("Received SIGINT again, not waiting for what is being served.")
-                forced_at = time.monotonic()
+                forced_at = self._clock.monotonic()
                 for worker in workers:
                     worker.signal(signal.SIGINT)
             self.signal_queue.clear()
-            overdue = forced_at is not None and time.monotonic() - forced_at > FORCED_STOP_SECONDS
+            overdue = forced_at is not None and self._clock.monotonic() - forced_at > FORCED_STOP_SECONDS
             for worker in workers:
                 worker.listen()
                 if overdue or (worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck)):
