@@ -254,6 +254,65 @@ def test_a_worker_that_is_killed_while_it_drains_is_said_to_have_failed_and_its_
         assert start(server.port)[1] in server.workers()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_ends_while_its_drain_waits_has_not_drained_and_its_replacement_is_left_alone(
+    number: signal.Signals,
+) -> None:
+    with serving() as server:
+        session, first = start(server.port)
+        [second] = set(server.workers()) - {first}
+        until(lambda: all(seen_by_ps(server, pid) for pid in (first, second)), server)
+        with drained(server, first) as drain:
+            other = drain.steps[-1]["replacement"]
+            waiting = Drain(server, second)
+            waiting.until("waiting")
+            os.kill(second, number)
+            code, trouble = waiting.end()
+            assert code == 3
+            assert f"worker [{second}] exited before it had drained (signal {number.name})" in trouble
+            new = int(server.wait_for(rf"worker \[{second}\] is replaced by worker \[(\d+)\]")[0][1])
+            end(server.port, session)
+            assert drain.end() == (0, "")
+        # One after the other: if the new worker were to drain, it would do so before this one.
+        until(lambda: seen_by_ps(server, other), server)
+        with drained(server, other) as drain:
+            assert drain.end() == (0, "")
+        assert not server.find(rf"worker \[{new}\] drains")
+        assert new in server.workers()
+
+
+def test_a_worker_that_is_killed_while_its_replacement_starts_is_replaced_by_that_one() -> None:
+    with serving() as server:
+        old, other = server.workers()
+        until(lambda: seen_by_ps(server, old), server)
+        drain = Drain(server, old)
+        new = drain.until("starting")["replacement"]
+        os.kill(old, signal.SIGKILL)
+        code, trouble = drain.end()
+        assert code == 3
+        assert f"worker [{old}] exited before it had drained (signal SIGKILL)" in trouble
+        server.wait_for(rf"worker \[{old}\] is replaced by worker \[{new}\]")
+        server.wait_for(rf"worker [0-9a-f]+ \[{new}\] serves")
+        assert server.workers() == sorted([other, new])
+
+
+def test_a_restart_passes_over_a_worker_that_has_died_and_is_replaced_already() -> None:
+    with serving() as server:
+        first, second = server.workers()
+        while start(server.port)[1] != first:
+            pass
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(rf"worker \[{first}\] drains")
+        os.kill(second, signal.SIGKILL)
+        new = int(server.wait_for(rf"worker \[{second}\] is replaced by worker \[(\d+)\]")[0][1])
+        os.kill(first, signal.SIGTERM)
+        server.wait_for("all 2 workers were restarted")
+        wait_until_gone(first, 60)
+        assert not server.find(rf"worker \[{new}\] drains")
+        assert new in server.workers()
+        assert len(server.workers()) == 2
+
+
 def test_a_stop_during_a_drain_ends_within_its_limit_and_the_dead_are_replaced_meanwhile() -> None:
     with serving("--timeout-graceful-shutdown", "1") as server:
         session, old = start(server.port)

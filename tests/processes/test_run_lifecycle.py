@@ -10,12 +10,16 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.running import ROOT, Running, children, running, wait_until_gone
+from tests.support.running import ROOT, Running, children, running, until, wait_until_gone
+from tests.support.short_connections import listens_at
+
+from homing.runtime.control import ask_to_drain
 
 APP = "tests.processes.apps:app"
 SESSIONS = ("--session", "cookie:visit")
@@ -122,6 +126,17 @@ def test_a_killed_worker_is_replaced_and_the_others_stay(tmp_path: Path) -> None
         gone(server, now)
 
 
+def test_a_worker_that_a_signal_without_a_name_has_ended_is_replaced_too() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        number = signal.SIGRTMIN + 2
+        os.kill(first, number)
+        server.wait_for(rf"worker \[{first}\] exited \(signal {number}\); its sessions are gone")
+        server.wait_for("Application startup complete", 3)
+        assert second in server.workers()
+        assert server.stop() == 0
+
+
 def test_a_stopped_worker_is_killed_while_the_server_goes_on(tmp_path: Path) -> None:
     with running(APP, "--workers", "2", *SESSIONS, "--timeout-worker-healthcheck", "1", cwd=ROOT) as server:
         first, second = ready(server, 2)
@@ -129,6 +144,31 @@ def test_a_stopped_worker_is_killed_while_the_server_goes_on(tmp_path: Path) -> 
         server.wait_for(rf"worker \[{first}\] did not answer within 1 s and is killed")
         server.wait_for("Application startup complete", 3)
         assert second in server.workers()
+
+
+def look(server: Running) -> None:
+    """Wait until the supervisor has looked at its workers: the second answer comes after the turn of the first."""
+    for _ in range(2):
+        [answer] = [each for each in ask_to_drain(server.run_directory, os.getpid(), look_seconds=60) if each]
+        assert answer.state == "refused"
+
+
+def test_a_server_that_was_paused_kills_no_worker_that_had_no_time_to_answer() -> None:
+    with running(APP, "--workers", "2", *SESSIONS, "--timeout-worker-healthcheck", "5", cwd=ROOT) as server:
+        first, second = ready(server, 2)
+        os.kill(first, signal.SIGSTOP)
+        # It has not answered for a second, so its queue is lent.
+        until(lambda: listens_at(second, server.port) == 2, server)
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        paused_at = time.monotonic()
+        until(lambda: time.monotonic() - paused_at > 5, server)
+        for pid in (server.process.pid, second):
+            os.kill(pid, signal.SIGCONT)
+        look(server)
+        os.killpg(server.process.pid, signal.SIGCONT)
+        until(lambda: listens_at(second, server.port) == 1, server)
+        assert server.workers() == [first, second]
+        assert not server.find("did not answer")
 
 
 def test_sigterm_is_heeded_at_once_though_a_worker_does_not_answer() -> None:

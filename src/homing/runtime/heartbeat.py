@@ -3,12 +3,40 @@
 The invariant: at most one ping per `interval_seconds`, however often the supervisor looks. An answer wakes the
 supervisor, so a ping for each look would be answered by a look for each ping, and both processes would do nothing else.
 
+A process that was stopped together with its workers (`docker pause`, Ctrl-Z in a terminal) finds every deadline past when it goes
+on, though nobody has had the time to keep one. So deadlines are on the clock of the supervisor's loop, which stands still while
+the loop does.
+
 Not here: how a ping travels (`supervisor.py`, `worker.py`).
 """
 
 from __future__ import annotations
 
 from homing.clock import SYSTEM_CLOCK, Clock
+
+
+class LoopClock:
+    """The clock of a loop that turns every `turn_seconds` or more often: a turn that comes later counts as one that came then.
+
+    Within a turn no time passes, so that whoever was stopped in the middle of one hears others first before it finds them late.
+    """
+
+    def __init__(self, turn_seconds: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._turn_seconds = turn_seconds
+        self._clock = clock
+        self._turned_at = clock.monotonic()
+        self._now = self._turned_at
+
+    def turn(self) -> None:
+        """A turn begins."""
+        before, self._turned_at = self._turned_at, self._clock.monotonic()
+        self._now += min(self._turned_at - before, self._turn_seconds)
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._clock.wall()
 
 
 class Heartbeat:

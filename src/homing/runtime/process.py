@@ -1,4 +1,5 @@
-"""A worker process as its supervisor sees it: what it said, whether it answers, what it was lent, and how to end it.
+"""A worker process as its supervisor sees it: what it said, whether it answers, what it was lent, who has asked for it to leave,
+and how to end it.
 
 The invariant: nothing here waits for a worker but `kill`, which nothing survives. A worker that does not read is sent little:
 one ping, and no other message while that is unanswered.
@@ -17,8 +18,9 @@ from typing import Final
 
 from uvicorn._subprocess import get_subprocess
 
-from homing.clock import SYSTEM_CLOCK
+from homing.clock import Clock
 from homing.runtime.config import RunConfig
+from homing.runtime.control import Asker, Progress
 from homing.runtime.heartbeat import Heartbeat
 from homing.runtime.link import (
     Drain,
@@ -68,14 +70,19 @@ def _interrupts_wait() -> Iterator[None]:
 class Worker:
     """A worker process. Owns the process and this end of the link; `close` once it exited. Borrows its listener.
 
+    Args:
+        clock: Its deadlines are on this one.
+
     Attributes:
         loaded, ready, failed: What it has said of its start.
         leaving: It accepts no more connections.
         left: How many sessions end with it, once it has drained.
         stopping: It was told to stop.
+        asking: Who has asked for it to leave.
+        replaced_by: The process ID of the worker that serves in its place, once it was told to leave for that one.
     """
 
-    def __init__(self, config: RunConfig, listener: Listener) -> None:
+    def __init__(self, config: RunConfig, listener: Listener, clock: Clock) -> None:
         self._link, theirs = Pipe()
         self._carrier = carrier_of(self._link)
         self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
@@ -83,7 +90,8 @@ class Worker:
             self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
         theirs.close()
-        self._heartbeat = Heartbeat(PING_SECONDS)
+        self._clock = clock
+        self._heartbeat = Heartbeat(PING_SECONDS, clock=clock)
         self._late = False
         self._lent: set[int] = set()
         self._lend_again_at = 0.0
@@ -95,6 +103,8 @@ class Worker:
         self.leaving = False
         self.left: int | None = None
         self.stopping = False
+        self.asking: list[Asker] = []
+        self.replaced_by: int | None = None
 
     def __repr__(self) -> str:
         states = {"stopping": self.stopping, "draining": self.draining, "leaving": self.leaving, "ready": self.ready}
@@ -142,7 +152,7 @@ class Worker:
                         self._late = late
                     case NotLent(number):
                         self._lent.discard(number)
-                        self._lend_again_at = SYSTEM_CLOCK.monotonic() + LEND_AGAIN_SECONDS
+                        self._lend_again_at = self._clock.monotonic() + LEND_AGAIN_SECONDS
                     case Leaving():
                         self.leaving = True
                     case Drained(sessions):
@@ -167,7 +177,7 @@ class Worker:
         for number in self._lent - wanted.keys():
             self._send(TakeBack(number))
         self._lent &= wanted.keys()
-        if SYSTEM_CLOCK.monotonic() < self._lend_again_at:
+        if self._clock.monotonic() < self._lend_again_at:
             return
         for number in wanted.keys() - self._lent:
             self._send(Lend(number))
@@ -177,7 +187,7 @@ class Worker:
 
     def drain(self, seconds: float) -> None:
         """Ask it to begin no more sessions, and to exit once those that it has have ended, or after so long."""
-        self._stop_at = SYSTEM_CLOCK.monotonic() + seconds + STOP_AFTER_DRAIN_SECONDS
+        self._stop_at = self._clock.monotonic() + seconds + STOP_AFTER_DRAIN_SECONDS
         self._send(Drain(seconds))
 
     @property
@@ -188,7 +198,12 @@ class Worker:
     @property
     def overdue(self) -> bool:
         """It has drained for longer than it was to, and was not told to stop."""
-        return self._stop_at is not None and not self.stopping and SYSTEM_CLOCK.monotonic() > self._stop_at
+        return self._stop_at is not None and not self.stopping and self._clock.monotonic() > self._stop_at
+
+    def tell(self, progress: Progress) -> None:
+        """Say to all who have asked for it to leave how far it is."""
+        for asker in self.asking:
+            asker.tell(progress)
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

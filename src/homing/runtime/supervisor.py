@@ -19,9 +19,8 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Final
 
@@ -30,7 +29,8 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 
 from homing.errors import StartupError
 from homing.runtime.config import RunConfig
-from homing.runtime.control import Asker, Control, Progress
+from homing.runtime.control import Control, Progress
+from homing.runtime.heartbeat import LoopClock
 from homing.runtime.link import Failed, Loaded, raise_failure
 from homing.runtime.listeners import Listener, Listeners
 from homing.runtime.process import PING_SECONDS, Worker
@@ -53,22 +53,13 @@ def raise_open_files_limit() -> None:
 
 @dataclass
 class _Slot:
-    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try.
-
-    Attributes:
-        asking: Who asked for its worker to leave.
-    """
+    """One of the server's N places for a worker; empty while a replacement that failed waits for its next try."""
 
     listener: Listener
     worker: Worker | None
     replacement: Worker | None = None
     failures: int = 0
     retry_at: float = 0.0
-    asking: list[Asker] = field(default_factory=list)
-
-    def tell(self, progress: Progress) -> None:
-        for asker in self.asking:
-            asker.tell(progress)
 
 
 class Supervisor(Multiprocess):
@@ -94,12 +85,12 @@ class Supervisor(Multiprocess):
         super().__init__(config, [listeners.bound])
         self._listeners = listeners
         self._control = control
+        self._clock = LoopClock(TICK_SECONDS)
         self._slots: list[_Slot] = []
         self._retiring: list[Worker] = []
-        self._to_restart: list[_Slot] = []
+        self._to_restart: list[Worker] = []
+        """Workers, not slots: one that has died meanwhile is not to be taken for the one that serves in its place."""
         self._all_restart = False
-        self._leaving: dict[int, tuple[list[Asker], int]] = {}
-        """Who asked for a worker that drains now to leave, and its replacement's process ID."""
         self._announce: Callable[[Loaded], None] | None = announce
         self._all_were_ready = False
         self._failure: Failed | None = None
@@ -154,7 +145,7 @@ class Supervisor(Multiprocess):
     def _look_at(self, slot: _Slot) -> None:
         worker = slot.worker
         if worker is None:
-            if time.monotonic() >= slot.retry_at:
+            if self._clock.monotonic() >= slot.retry_at:
                 slot.worker = self._start_worker(slot.listener)
             return
         if worker.ready:
@@ -190,11 +181,14 @@ class Supervisor(Multiprocess):
     def _replace(self, slot: _Slot, worker: Worker) -> None:
         worker.listen()
         exit_code, pid = worker.exit_code, worker.pid
+        worker.tell(_end_of(worker))
         worker.close()
-        slot.worker = None
+        # A restart may have begun to replace it; that one has only just started, and serves in its place now.
+        slot.worker, slot.replacement = slot.replacement, None
         if worker.ready:
             _say_exited(pid, exit_code)
-            slot.worker = self._start_worker(slot.listener)
+            if slot.worker is None:
+                slot.worker = self._start_worker(slot.listener)
             _say_replaced(pid, slot.worker.pid)
             return
         if not self._all_were_ready:
@@ -204,7 +198,7 @@ class Supervisor(Multiprocess):
             return
         slot.failures += 1
         wait_seconds = min(_FIRST_RETRY_SECONDS * 2 ** (slot.failures - 1), _LONGEST_RETRY_SECONDS)
-        slot.retry_at = time.monotonic() + wait_seconds
+        slot.retry_at = self._clock.monotonic() + wait_seconds
         line = worker.failed.line if worker.failed else _startup_line(pid, exit_code)
         fields = {"event": "worker_failed", "pid": pid, "exit_code": exit_code}
         logger.error("a new worker could not start (next try in %d s): %s", wait_seconds, line, extra=fields)
@@ -219,9 +213,7 @@ class Supervisor(Multiprocess):
                     logger.info("worker [%d] has stopped", worker.pid, extra=fields)
                 else:
                     _say_exited(worker.pid, worker.exit_code)
-                askers, replacement = self._leaving.pop(worker.pid, ((), 0))
-                for asker in askers:
-                    asker.tell(_end_of(worker, replacement))
+                worker.tell(_end_of(worker))
                 worker.close()
                 self._retiring.remove(worker)
                 continue
@@ -234,7 +226,7 @@ class Supervisor(Multiprocess):
         self._slots.append(_Slot(listener, self._start_worker(listener)))
 
     def _start_worker(self, listener: Listener) -> Worker:
-        return Worker(self.config, listener)
+        return Worker(self.config, listener, self._clock)
 
     def _lend_queues(self) -> None:
         """Lend the queues that no worker of their own accepts from to all workers that do accept."""
@@ -266,6 +258,7 @@ class Supervisor(Multiprocess):
         if wakeups in connection.wait(handles, timeout=TICK_SECONDS):
             with contextlib.suppress(BlockingIOError):
                 wakeups.recv(4096)
+        self._clock.turn()
 
     @contextlib.contextmanager
     def _signal_wakeups(self) -> Iterator[socket.socket]:
@@ -285,49 +278,51 @@ class Supervisor(Multiprocess):
     def restart_all(self) -> None:
         """Begin a rolling restart (SIGHUP): each worker's replacement serves before the worker is asked to leave.
 
-        Asked for again meanwhile, the workers that were replaced already, or whose replacement has started, have their turn
-        once more: what they serve may have changed since.
+        Asked for again meanwhile, the replacements that have started already have their turn too: what they serve may have
+        changed since.
         """
-        self._all_restart = True
-        begun = self._to_restart[:1] if self._to_restart and self._to_restart[0].replacement is not None else []
-        waiting = self._to_restart[len(begun) :]
-        self._to_restart = [*begun, *waiting, *(slot for slot in self._slots if slot not in waiting)]
+        newest = (slot.replacement or slot.worker for slot in self._slots)
+        self._to_restart += [worker for worker in newest if worker is not None and worker not in self._to_restart]
+        self._all_restart = bool(self._to_restart)
 
     def _hear_askers(self) -> None:
         """Take what was asked over the control socket: a planned restart of one worker."""
         if self._control is None:
             return
         for asker, request in self._control.take():
-            slot = next((each for each in self._slots if each.worker and each.worker.pid == request.drain), None)
-            if slot is None:
-                leaves = any(worker.pid == request.drain for worker in self._retiring)
+            serving = (slot.worker for slot in self._slots if slot.worker is not None)
+            worker = next((each for each in serving if each.pid == request.drain), None)
+            if worker is None:
+                leaves = any(each.pid == request.drain for each in self._retiring)
                 why = "drains already" if leaves else "is no worker of this server that serves"
                 asker.tell(Progress("refused", why=f"process {request.drain} {why}"))
                 continue
-            slot.asking.append(asker)
+            worker.asking.append(asker)
             asker.tell(Progress("waiting"))
-            if slot not in self._to_restart:
-                self._to_restart.append(slot)
+            if worker not in self._to_restart:
+                self._to_restart.append(worker)
 
     def _go_on_restarting(self) -> None:
         if not self._to_restart:
             return
-        slot = self._to_restart[0]
-        if slot not in self._slots:  # SIGTTOU took it away meanwhile
+        old = self._to_restart[0]
+        slot = next((each for each in self._slots if each.worker is old), None)
+        if slot is None:
+            # It has died or left meanwhile, or SIGTTOU took it away. What serves in its place began after this was asked for.
             self._restarted()
             return
-        if any(worker.told_to_leave for worker in self._retiring) or slot.worker is None:
+        if any(worker.told_to_leave for worker in self._retiring):
             return  # one at a time: memory for one more worker, not for twice as many
         if slot.replacement is None:
             slot.replacement = self._start_worker(slot.listener)
-            slot.tell(Progress("starting", slot.replacement.pid))
+            old.tell(Progress("starting", slot.replacement.pid))
             return
         new = slot.replacement
         if new.ready:
-            old, slot.worker, slot.replacement = slot.worker, new, None
+            slot.worker, slot.replacement = new, None
             _say_replaced(old.pid, new.pid)
-            slot.tell(Progress("draining", new.pid))
-            self._leaving[old.pid], slot.asking = (slot.asking, new.pid), []
+            old.replaced_by = new.pid
+            old.tell(Progress("draining", new.pid))
             self._retire(old)
             self._restarted()
         elif new.exit_code is not None:
@@ -343,12 +338,11 @@ class Supervisor(Multiprocess):
             slot.replacement = None
             for each in self._to_restart:
                 each.tell(Progress("failed", why=f"a new worker could not start: {line}"))
-                each.asking = []
             self._to_restart.clear()
             self._all_restart = False
 
     def _restarted(self) -> None:
-        """The first of the slots to restart is done with."""
+        """The first of the workers to restart is done with."""
         self._to_restart.pop(0)
         if not self._to_restart and self._all_restart:
             self._all_restart = False
@@ -380,8 +374,6 @@ class Supervisor(Multiprocess):
         logger.info("Received SIGTTOU, there are now %d workers.", self.processes_num)
         slot = self._slots.pop()
         self._listeners.give_back(slot.listener)
-        if slot.worker is not None:
-            self._leaving[slot.worker.pid] = (slot.asking, 0)
         for worker in (slot.replacement, slot.worker):
             if worker is not None:
                 self._retire(worker)
@@ -397,11 +389,11 @@ class Supervisor(Multiprocess):
             self._wait(wakeups)
             if signal.SIGINT in self.signal_queue and forced_at is None:
                 logger.info("Received SIGINT again, not waiting for what is being served.")
-                forced_at = time.monotonic()
+                forced_at = self._clock.monotonic()
                 for worker in workers:
                     worker.signal(signal.SIGINT)
             self.signal_queue.clear()
-            overdue = forced_at is not None and time.monotonic() - forced_at > FORCED_STOP_SECONDS
+            overdue = forced_at is not None and self._clock.monotonic() - forced_at > FORCED_STOP_SECONDS
             for worker in workers:
                 worker.listen()
                 if overdue or (worker.exit_code is None and worker.is_hung(self.config.timeout_worker_healthcheck)):
@@ -427,17 +419,19 @@ def _say_replaced(pid: int, by: int) -> None:
 
 
 def _exit_text(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"signal {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}"
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    # Of the real-time signals only the first and the last have a name.
+    names = {number.value: number.name for number in signal.Signals}
+    return f"signal {names.get(-exit_code, -exit_code)}"
 
 
-def _end_of(worker: Worker, replacement: int) -> Progress:
+def _end_of(worker: Worker) -> Progress:
     """What to say of a worker that was to drain, and has exited."""
     if worker.left is None:
         why = f"worker [{worker.pid}] exited before it had drained ({_exit_text(worker.exit_code)}); its sessions are gone"
-        return Progress("failed", replacement, why=why)
-    return Progress("drained", replacement, sessions=worker.left)
+        return Progress("failed", worker.replaced_by, why=why)
+    return Progress("drained", worker.replaced_by, sessions=worker.left)
 
 
 def _startup_line(pid: int, exit_code: int | None) -> str:
