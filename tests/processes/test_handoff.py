@@ -95,7 +95,8 @@ def two_workers(
     if uds is not None:
         options = (*options, "--uds", str(uds))
     with running(app, *APP[1:], "--workers", "2", *options, cwd=ROOT) as server, contextlib.ExitStack() as stack:
-        server.wait_for("Application startup complete", 2)
+        # Until both accept, one of them has all connections.
+        server.wait_for("all 2 workers are ready")
         one = Connection(uds or server.port, tls)
         stack.callback(one.close)
         yield server, one, elsewhere(uds or server.port, one, stack, tls)

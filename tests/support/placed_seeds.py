@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 from tests.support.seed_servers import ManualClock, install_resources, resources_app
 
 from homing.placement import PlacementOptions
-from homing.rundir import SESSION_SOCKET_DIR_ENV
+from homing.rundir import create_session_socket_dir
 
 _clock = ManualClock()
 app = resources_app(_clock)
 install_resources(
     app,
-    lambda: os.environ[SESSION_SOCKET_DIR_ENV],  # once the worker starts, whoever has set it
+    create_session_socket_dir,  # once the worker starts, whoever has said where
     _clock,
     placing=PlacementOptions(place="fewest", max_sessions=12),
 )
