@@ -31,13 +31,13 @@ def test_a_server_is_named_by_its_address_as_its_log_prints_it(place: Place) -> 
     with running(*APP, "--workers", "2", "--host", "::1", cwd=ROOT, env=place) as server:
         server.wait_for("all 2 workers are ready")
         [printed] = server.wait_for(r"Uvicorn running on (http://(\[::1\]:(\d+))) ")
-        for name in (printed[1], f"{printed[1]}/", printed[2], f"::1:{printed[3]}"):
-            for command in (("ps", name), ("ps", name, "--sessions"), ("top", name, "--seconds", "0")):
-                shown = homing(*command, env=place)
-                assert shown.returncode == 0, shown.stderr
-                assert f"::1:{printed[3]}" in shown.stdout
-            assert "no worker of" in homing("drain", name, "nobody", env=place).stderr
-        for other in (f"[::2]:{printed[3]}", f"http://[::1]:{printed[3]}/app", "[::1]"):
+        commands = (("ps",), ("ps", "--sessions"), ("top", "--seconds", "0"))
+        for name, command in zip((printed[1], f"{printed[1]}/", printed[2]), commands, strict=True):
+            shown = homing(command[0], name, *command[1:], env=place)
+            assert shown.returncode == 0, shown.stderr
+            assert f"::1:{printed[3]}" in shown.stdout
+        assert "no worker of" in homing("drain", printed[2], "nobody", env=place).stderr
+        for other in (f"[::2]:{printed[3]}", f"http://[::1]:{printed[3]}/app"):
             assert "no running server is called" in homing("ps", other, env=place).stderr
 
 
@@ -63,24 +63,24 @@ def rows(seen: str) -> list[list[str]]:
     return [line.split() for line in seen.splitlines() if re.match("[0-9a-f]{8}", line)]
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_a_terminal_shows_which_worker_and_session_is_which_however_narrow_it_is(columns: int, place: Place) -> None:
+def test_a_terminal_shows_which_worker_and_session_is_which_however_narrow_it_is(place: Place) -> None:
     with two_workers(place) as server:
         port = str(server.port)
         made = [start(server.port) for _ in range(4)]
         assert ask(server.port, "DELETE", f"/sessions/{made[0]}")[0] == 200
         [found] = until(lambda: documents(place, port), lambda found: found[0]["open_sessions"] == 3)
         workers = {(each["worker"][:8], str(each["pid"])) for each in found["workers"]}
-        for command in (("ps", port), ("top", port, "--seconds", "0")):
-            code, seen = in_a_terminal(columns, *command, env=place)
+        for columns in (40, 80, 200):
+            for command in (("ps", port), ("top", port, "--seconds", "0")):
+                code, seen = in_a_terminal(columns, *command, env=place)
+                assert code == 0, seen
+                assert {tuple(row[:2]) for row in rows(seen)} == workers, seen
+                assert ("left out for want of room: adopted" in " ".join(seen.split())) is (columns < 200), seen
+            code, seen = in_a_terminal(columns, "ps", port, "--sessions", env=place)
             assert code == 0, seen
-            assert {tuple(row[:2]) for row in rows(seen)} == workers, seen
-            assert ("left out for want of room: adopted" in " ".join(seen.split())) is (columns < 200), seen
-        code, seen = in_a_terminal(columns, "ps", port, "--sessions", env=place)
-        assert code == 0, seen
-        assert {row[0] for row in rows(seen)} == {session_tag(each) for each in made}, seen
-        assert {tuple(row[1:3]) for row in rows(seen)} <= workers, seen
-        assert f"127.0.0.1:{port} " in in_a_terminal(columns, "ps", env=place)[1]
+            assert {row[0] for row in rows(seen)} == {session_tag(each) for each in made}, seen
+            assert {tuple(row[1:3]) for row in rows(seen)} <= workers, seen
+            assert f"127.0.0.1:{port} " in in_a_terminal(columns, "ps", env=place)[1]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
