@@ -40,6 +40,7 @@ from homing.rundir import (
 )
 from homing.rundir.leftovers import begin_in
 from homing.rundir.lives import DEAD_LIVES_KEPT
+from homing.rundir.processes import process_name
 from homing.rundir.siblings import GRANIAN_WORKER
 from homing.types import WorkerId
 
@@ -271,6 +272,25 @@ def test_a_launchers_directory_goes_though_another_process_has_its_number(base: 
     assert (left.exists(), own.exists()) == (False, True)
     remove_run_directory(create_session_socket_dir())
     assert own.exists()
+
+
+def test_a_name_of_a_process_that_is_none_decides_nothing(base: Path, gone: int) -> None:
+    path = base / f"homing-{gone}-abc"
+    path.mkdir(mode=0o700)
+    (path / "begun-by").symlink_to(process_name(os.getpid(), "self").replace(f" {os.getpid()} ", " one "))
+    remove_run_directory(create_session_socket_dir())
+    assert not path.exists()
+
+
+def test_a_fork_of_a_worker_is_not_in_the_workers_run_directory() -> None:
+    code = (
+        "import os; from homing.rundir import named_run_directory, use_run_directory\n"
+        "use_run_directory('/of-the-worker'); assert named_run_directory() == '/of-the-worker'\n"
+        "child = os.fork()\n"
+        "if child == 0: os._exit(named_run_directory() is not None)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_directory_that_was_just_made_is_left_alone_though_its_process_is_not_seen(base: Path, gone: int) -> None:

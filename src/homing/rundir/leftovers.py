@@ -113,9 +113,8 @@ def _is_supervised(fd: int) -> bool | None:
 
 def note_begun_by(path: str, launcher: str) -> None:
     """Say whose server a new run directory belongs to, so that it goes when that process has ended, whoever has its number."""
-    with contextlib.suppress(
-        OSError
-    ):  # a sibling has said so, or there is no room; then the number in the name decides
+    # A sibling has said so, or there is no room: then the number in the name decides.
+    with contextlib.suppress(OSError):
         os.symlink(launcher, os.path.join(path, BEGUN_BY))
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from homing.errors import RunDirectoryError
 from homing.rundir.checks import ANOTHER, check_run_directory
 from homing.rundir.files import allocate
+from homing.rundir.forks import run_in_forked_child
 from homing.rundir.leftovers import remove_stale
 from homing.rundir.names import SESSION_SOCKET_DIR_ENV, worker_socket_path
 
@@ -25,12 +26,11 @@ _ROOM_BYTES: Final = 1 << 16
 _of_this_worker: Final[list[str]] = []
 """The directory of the server that this process is a worker of, if it was told; a fork of it is none."""
 
-os.register_at_fork(after_in_child=_of_this_worker.clear)
-
 
 def use_run_directory(path: str) -> None:
     """Have this process, a worker of a server, be in that directory. What it starts or forks is none of the server's workers."""
     _of_this_worker[:] = [path]
+    run_in_forked_child(_of_this_worker.clear)
     # Set for this server: with it, a server that the app starts would be told that it belongs to this one.
     os.environ.pop(SESSION_SOCKET_DIR_ENV, None)
 

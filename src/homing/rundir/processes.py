@@ -28,7 +28,7 @@ def own_name() -> str:
 def has_ended(name: str) -> bool | None:
     """Whether the process of that name has ended; None if that cannot be told from here."""
     fields = name.split(" ")
-    if len(fields) != 4:
+    if len(fields) != 4 or not fields[2].isdecimal():
         return None
     boot, namespace, pid, since = fields
     if boot != boot_id():
