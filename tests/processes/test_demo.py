@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from tests.support.running import HOMING, ROOT, children, environment, wait_until_gone
+from tests.support.running import HOMING, ROOT, children, environment, until_its_end, wait_until_gone
 
 from homing.watch import running_servers
 
@@ -117,11 +117,7 @@ def test_a_terminal_gets_a_progress_bar() -> None:
         stderr=its,
     ) as demo:
         os.close(its)
-        seen = b""
-        with contextlib.suppress(OSError):  # EIO: the terminal's last user has gone
-            while part := os.read(terminal, 65536):
-                seen += part
-        os.close(terminal)
+        seen = until_its_end(terminal)
         assert demo.wait(60) == 0, seen
     said = seen.decode()
     for phase in ("uvicorn: starting", "homing: starting", "uvicorn: making", "homing: making"):

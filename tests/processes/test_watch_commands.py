@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pty
@@ -14,7 +13,7 @@ import termios
 
 import pytest
 from tests.processes.test_watch import APP, ask, documents, homing, place, start, two_workers, until
-from tests.support.running import HOMING, ROOT, environment, running
+from tests.support.running import HOMING, ROOT, environment, running, until_its_end
 
 from homing.types import session_tag
 
@@ -50,11 +49,7 @@ def in_a_terminal(columns: int, *arguments: str, env: Place) -> tuple[int, str]:
         [*HOMING, *arguments], cwd=ROOT, env=environment(settings), stdin=its, stdout=its, stderr=its
     ) as command:
         os.close(its)
-        seen = b""
-        with contextlib.suppress(OSError):  # EIO: the terminal's last user has gone
-            while part := os.read(terminal, 65536):
-                seen += part
-        os.close(terminal)
+        seen = until_its_end(terminal)
         return command.wait(60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
 
 

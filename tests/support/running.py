@@ -115,6 +115,16 @@ def until(true: Callable[[], object], server: Running, seconds: float = 60.0) ->
         time.sleep(0.01)
 
 
+def until_its_end(terminal: int) -> bytes:
+    """All that is written to a terminal until its last user has gone; closes this end of it."""
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the last user has gone
+        while part := os.read(terminal, 65536):
+            seen += part
+    os.close(terminal)
+    return seen
+
+
 def children(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
