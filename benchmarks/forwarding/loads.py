@@ -11,7 +11,7 @@ from typing import Final
 WARM_SECONDS: Final = 0.15
 INTERLEAVED_SESSIONS: Final = 64
 MOVES_WARM_SECONDS: Final = 1.0
-"""A connection that may move has done so by then: after two requests, and four times at most."""
+"""A connection that may move has done so by then: after two requests, and twice at most."""
 
 
 @dataclass(frozen=True, slots=True)

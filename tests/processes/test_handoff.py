@@ -20,7 +20,7 @@ import pytest
 from tests.support.running import ROOT, Running, running, until, wait_until_gone
 from tests.support.short_connections import accepted_by
 
-from homing.runtime.handoff import MAX_MOVES
+from homing.runtime.handoff import MAX_MOVES, SETTLED_AFTER
 from homing.watch.servers import look_at
 
 APP = (
@@ -175,18 +175,59 @@ def test_a_connection_that_asks_for_two_workers_sessions_in_turn_does_not_move(f
     assert one.at() == here
 
 
+def to_and_fro(connection: Connection, sessions: Mapping[int, str]) -> int:
+    """Move the connection as often as it moves without settling; where it is then."""
+    at = connection.at()
+    for _ in range(MAX_MOVES):
+        [at] = sessions.keys() - {at}
+        move(connection, sessions[at], at)
+    return at
+
+
 def test_a_connection_moves_only_so_often(fresh: Fresh) -> None:
     one, other, session, here, there = fresh
     sessions = {there: session, here: one.start()}
-    for moves in range(MAX_MOVES):
-        to = there if moves % 2 == 0 else here
-        move(one, sessions[to], to)
-    at = one.at()
-    away = there if at == here else here
-    for _ in range(10):
+    at = to_and_fro(one, sessions)
+    [away] = sessions.keys() - {at}
+    for asked in range(3 * SETTLED_AFTER):  # never so many in a row that it would have settled, at either worker
+        for _ in range(1 + asked % 4):
+            one.step(sessions[away])
+        for _ in range(1 + asked % 5):
+            one.step(sessions[at])
+    assert one.at() == at
+    for _ in range(SETTLED_AFTER - 1):
         one.step(sessions[away])
     assert one.at() == at
     assert other.at() == there
+
+
+def test_a_connection_that_settles_where_it_goes_moves_as_often_as_its_sessions_change(fresh: Fresh) -> None:
+    one, _, session, here, there = fresh
+    sessions = {there: session, here: one.start()}
+    for moves in range(2 * MAX_MOVES + 1):
+        to = there if moves % 2 == 0 else here
+        move(one, sessions[to], to)
+        for _ in range(SETTLED_AFTER):
+            one.step(sessions[to])
+
+
+def test_a_connection_that_has_moved_too_often_goes_where_it_is_going_to_stay(fresh: Fresh) -> None:
+    one, _, session, here, there = fresh
+    sessions = {there: session, here: one.start()}
+    at = to_and_fro(one, sessions)
+    [away] = sessions.keys() - {at}
+    for _ in range(MOST_TRIES):
+        for _ in range(SETTLED_AFTER):
+            one.step(sessions[away])
+        if one.at() == away:
+            break
+    else:
+        raise AssertionError("the connection never moved")
+    # It has not settled by that alone: it has to stay as long before it moves readily again.
+    for _ in range(2):
+        one.step(sessions[at])
+        one.step(sessions[at])
+        assert one.at() == away
 
 
 def test_a_moved_connection_starts_and_ends_sessions_where_it_is(fresh: Fresh) -> None:
@@ -277,15 +318,14 @@ def test_descriptors_are_given_back_at_both_ends(pair: Pair) -> None:
         one = Connection(server.port)
         stack.callback(one.close)
         elsewhere(server.port, one, stack)
-    moved_between_workers(server, 3)
+    moved_between_workers(server, 6)
     before = [open_files(pid) for pid in workers]
-    moved_between_workers(server, 60)
+    moved_between_workers(server, 120)
     until_given_back(server, dict(zip(workers, before, strict=True)))
 
 
 def moved_between_workers(server: Running, connections: int) -> int:
     """Move so many connections to and fro, as often as one may move; how many moves that were."""
-    moves = 0
     with contextlib.ExitStack() as stack:
         one = Connection(server.port)
         stack.callback(one.close)
@@ -293,11 +333,8 @@ def moved_between_workers(server: Running, connections: int) -> int:
         sessions = {one.at(): one.start(), other.at(): other.start()}
         for _ in range(connections):
             with contextlib.closing(Connection(server.port)) as connection:
-                for _ in range(MAX_MOVES):
-                    [to] = sessions.keys() - {connection.at()}
-                    move(connection, sessions[to], to)
-                    moves += 1
-    return moves
+                to_and_fro(connection, sessions)
+    return connections * MAX_MOVES
 
 
 def open_files(pid: int) -> int:
@@ -314,9 +351,9 @@ def until_given_back(server: Running, before: dict[int, int]) -> None:
 def test_a_hundred_thousand_moves_leave_no_descriptor_behind() -> None:
     with two_workers() as (server, _, _):
         workers = server.workers()
-        moved_between_workers(server, 25)
+        moved_between_workers(server, 50)
         before = [open_files(pid) for pid in workers]
-        assert moved_between_workers(server, 25_000) == 100_000
+        assert moved_between_workers(server, 50_000) == 100_000
         until_given_back(server, dict(zip(workers, before, strict=True)))
 
 

@@ -32,14 +32,20 @@ from homing.types import WorkerId
 
 logger = logging.getLogger(__name__)
 
-MAX_MOVES: Final = 4
-"""How often one connection moves. One that asks for sessions of many workers in turn would be moved for nothing."""
-
 MOVES_AFTER: Final = 2
 """So many requests in a row for sessions of the same other worker, and the connection is given to it."""
 
+MAX_MOVES: Final = 2
+"""How often one connection moves so readily without settling. One that asks for sessions of many workers in turn would be moved
+for nothing."""
+
+SETTLED_AFTER: Final = 16
+"""A connection that so many requests in a row have kept at one worker has settled there, and may move as readily again as a new
+one. One that has used its moves up goes where so many in a row ask for. Several times what makes a move pay: it costs as much as
+forwarding two or three requests."""
+
 _WORD: Final = b"homing connection 1 "
-"""What a datagram begins with; one byte with the number of moves so far follows, and one descriptor comes with it."""
+"""What a datagram begins with; one byte follows, how often it has moved without settling, and one descriptor comes with it."""
 
 _TAKEN_AT_ONCE: Final = 32
 _ADOPTED_WITHIN_SECONDS: Final = 1.0
@@ -49,7 +55,7 @@ _DESCRIPTOR: Final = array.array("i", [0]).itemsize
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group. unix(7)
 
 Adopt = Callable[[socket.socket, int], Awaitable[object]]
-"""Serves a connection that came from another worker, and has moved so often. Owns the socket."""
+"""Serves a connection that came from another worker, and has moved so often without settling. Owns the socket."""
 
 
 @dataclass(slots=True)
@@ -109,7 +115,7 @@ class Handoffs:
 
         Args:
             descriptor: The connection's. On True the caller closes its copy, without a word to the client.
-            moves: How often it has moved, this time included.
+            moves: How often it has moved without settling, this time included.
 
         Returns:
             False: the owner did not take it, and the connection is the caller's as before.

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from homing.identity import HEAD_LENGTH_SCOPE_KEY
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.routing.middleware import ABORT_SCOPE_KEY, CLIENT_LEFT_SCOPE_KEY, FORWARDED_SCOPE_KEY
-from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, Handoffs
+from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, SETTLED_AFTER, Handoffs
 from homing.runtime.replies import QuickReply, ReplyWriter, turn_of
 from homing.runtime.underneath import replies_are_known
 from homing.types import Scope, WorkerId
@@ -56,6 +56,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     _starts_wait = False
     _lost: asyncio.Event | None = None
     _moves = 0
+    """How often it has moved without having settled since; `MAX_MOVES` stands for that or more."""
     _requests = 0
     _last = False
     """This worker leaves, and the connection cannot move: the reply to its next request is the last."""
@@ -91,9 +92,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         self._replies = ReplyWriter(transport, turn_of(self.loop))
         self._replies_as_transport = cast("asyncio.Transport", self._replies)
         self._starts_wait = getattr(self.config, "starts_wait", False)
-        self._handoffs: Handoffs | None = None
-        if self.scheme == "http" and self._moves < MAX_MOVES:
-            self._handoffs = getattr(self.config, "handoffs", None)
+        self._handoffs: Handoffs | None = getattr(self.config, "handoffs", None) if self.scheme == "http" else None
         if self._moves:
             # Idle, as it was at the worker that it comes from, and for as long.
             self._idle_since = self.loop.time()
@@ -159,16 +158,19 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     # --- moving to another worker ---
 
     def has_moved(self, moves: int) -> None:
-        """Say, before it is connected, that this connection comes from another worker, and has moved so often."""
+        """Say, before it is connected, that this connection comes from another worker, and has moved so often unsettled."""
         self._moves = moves
 
     def forwarded(self, owner: WorkerId) -> None:
-        """`owner` has handled this connection's last request. The second in a row takes the connection there."""
-        follows = owner == self._asked_for and self._requests == self._asked_at + 1
-        self._in_a_row = self._in_a_row + 1 if follows else 1
+        """`owner` has handled this connection's last request. Enough of those in a row take the connection there."""
+        served_here = self._requests - self._asked_at - 1
+        if served_here >= SETTLED_AFTER:
+            self._moves = 0
+        self._in_a_row = self._in_a_row + 1 if owner == self._asked_for and not served_here else 1
         self._asked_for = owner
         self._asked_at = self._requests
-        if self._in_a_row >= MOVES_AFTER and self._handoffs is not None:
+        enough = MOVES_AFTER if self._moves < MAX_MOVES else SETTLED_AFTER
+        if self._in_a_row >= enough and self._handoffs is not None:
             self._handoffs.counters.about_to_follow += 1
             # Once the reply is on its way: the server has handed its end to the transport, which writes it in this turn.
             self.loop.call_soon(self._move, self._handoffs, owner)
@@ -176,7 +178,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     def _move(self, handoffs: Handoffs, owner: WorkerId) -> None:
         """Give the connection to `owner`, if it is idle; else it stays, and the next forwarded request tries again."""
         handoffs.counters.about_to_follow -= 1
-        if self._is_idle() and self._give(handoffs, owner, self._moves + 1):
+        if self._is_idle() and self._give(handoffs, owner, min(self._moves + 1, MAX_MOVES)):
             handoffs.counters.followed += 1
 
     def _is_idle(self) -> bool:
