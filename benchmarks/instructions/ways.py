@@ -1,10 +1,15 @@
 """How many instructions does a whole request cost: under uvicorn alone, served where it arrives, forwarded, and over an HTTP hop?
+And does it cost a connection that asks for many sessions in turn, that connections may move?
 
     python -m benchmarks.instructions.ways [--write]
 
 One process per way, under callgrind: uvicorn's protocol with httptools and uvloop, real TCP connections, the app of
-`benchmarks.forwarding.app`, and for the forwarded ways two workers on one event loop, with a real private socket between them. In each round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the
-client nor what a worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is.
+`benchmarks.forwarding.app`, and for the forwarded ways two workers on one event loop, with a real private socket between them. In each
+round every connection asks once, and the workers' turns until all have their reply are what is counted: neither the client nor what a
+worker does by itself ten times a second. So a count is good to 0.3 % however busy the machine is.
+
+*Interleaved*: each connection asks for eight sessions in turn, half of them the other worker's, in an order of its own. Counted once its
+moves are over, and from its first request on.
 
 Not here: what is switched on (`run.py`), system calls and waiting (`make bench`).
 """
@@ -17,12 +22,14 @@ import ctypes
 import gc
 import json
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +43,13 @@ WAYS: Final = {
     "local": "homing, served where it arrives",
     "forwarded": "homing, forwarded (the hop and the owner)",
     "aiohttp": "the seeds' way: forwarded by aiohttp",
+    "settled": "homing, interleaved, once connections have moved",
+    "settled-kept": "the same with `--no-handoff`",
+    "new": "homing, interleaved, from a connection's first request on",
+    "new-kept": "the same with `--no-handoff`",
 }
+INTERLEAVED: Final = ("settled", "settled-kept", "new", "new-kept")
+SESSIONS_OF_INTERLEAVED: Final = 8
 CONNECTIONS: Final = 16
 WARM_ROUNDS: Final = 20
 ROUNDS: Final = 40
@@ -64,17 +77,24 @@ class Server:
             accepted, _ = listener.accept()
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: self.config.http_protocol_class(
-                config=self.config, server_state=self.state, app_state=self.lifespan.state
-            ),
-            accepted,
-        )
+        await self.adopt(accepted)
         return client
 
-    async def until_answered(self, requests: int) -> None:
-        while self.state.total_requests < requests:
-            await asyncio.sleep(0)
+    async def adopt(self, connection: socket.socket, moves: int = 0) -> None:
+        def make_protocol() -> Any:
+            made = self.config.http_protocol_class(
+                config=self.config, server_state=self.state, app_state=self.lifespan.state
+            )
+            if moves:
+                made.has_moved(moves)
+            return made
+
+        await asyncio.get_running_loop().connect_accepted_socket(make_protocol, connection)
+
+
+async def until_answered(servers: list[Server], requests: int) -> None:
+    while sum(each.state.total_requests for each in servers) < requests:
+        await asyncio.sleep(0)
 
 
 def servers_for(way: str, directory: str) -> tuple[list[Server], list[Any]]:
@@ -100,45 +120,91 @@ def servers_for(way: str, directory: str) -> tuple[list[Server], list[Any]]:
     return [Server(RunConfig(each, routing=None, http=HomingHttpToolsProtocol, **quiet)) for each in routers], routers
 
 
+@dataclass(slots=True)
+class Client:
+    """One connection, and the requests that it makes in turn."""
+
+    connection: socket.socket
+    requests: list[bytes]
+    asked: int = 0
+
+    def ask(self) -> None:
+        self.connection.sendall(self.requests[self.asked % len(self.requests)])
+
+    def check(self) -> None:
+        """Its reply is the session's next step."""
+        count = self.asked // len(self.requests) + 1
+        self.asked += 1
+        reply = self.connection.recv(65536)
+        assert f'"count":{count},'.encode() in reply, reply
+
+
+async def clients_of(reached: Server, owners: list[Server]) -> list[Client]:
+    """Clients that reach one worker, and ask in turn for a new session of each of these, in an order of their own."""
+    clients = []
+    order = random.Random(1)
+    for _ in range(CONNECTIONS):
+        requests = []
+        for owner in owners:
+            with await owner.connect() as maker:
+                before = owner.state.total_requests
+                maker.sendall(b"GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await until_answered([owner], before + 1)
+                head = maker.recv(65536).decode()
+            cookies = "; ".join(re.findall(r"(?i)set-cookie: ([^;\r]+)", head))
+            requests.append(
+                f"GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: {cookies}\r\n\r\n".encode()
+            )
+        order.shuffle(requests)
+        clients.append(Client(await reached.connect(), requests))
+    return clients
+
+
 async def served(way: str, callgrind: ctypes.CDLL | None) -> None:
+    from homing.runtime.handoff import Handoffs
+
     with tempfile.TemporaryDirectory(prefix="homing-bench-", dir="/dev/shm") as directory:
         servers, routers = servers_for(way, directory)
         for each in servers:
             await each.lifespan.startup()
             assert not each.lifespan.should_exit
-        reached, owner = servers[0], servers[-1]
-        asking: list[tuple[socket.socket, bytes]] = []
-        for number in range(CONNECTIONS):
-            with await owner.connect() as maker:
-                maker.sendall(b"GET /start HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                await owner.until_answered(number + 1)
-                head = maker.recv(65536).decode()
-            cookies = "; ".join(re.findall(r"(?i)set-cookie: ([^;\r]+)", head))
-            request = f"GET /step HTTP/1.1\r\nHost: localhost\r\nUser-Agent: loader\r\nAccept: */*\r\nCookie: {cookies}\r\n\r\n"
-            asking.append((await reached.connect(), request.encode()))
-        before = reached.state.total_requests
+        handoffs: list[Handoffs] = []
+        if way in ("settled", "new"):
+            for each, router in zip(servers, routers, strict=True):
+                each.config.handoffs = Handoffs(directory, router.worker.id, each.adopt)
+                handoffs.append(each.config.handoffs)
+        owners = servers * (SESSIONS_OF_INTERLEAVED // 2) if way in INTERLEAVED else [servers[-1]]
+        clients = await clients_of(servers[0], owners)
+        counted_from_the_first = await clients_of(servers[0], owners) if way in ("new", "new-kept") else None
         for number in range(WARM_ROUNDS + ROUNDS):
             if number == WARM_ROUNDS:
+                if counted_from_the_first is not None:
+                    for client in clients:
+                        client.connection.close()
+                    clients = counted_from_the_first
                 gc.collect()
                 if callgrind is not None:
                     callgrind.begin()
             counts = None if callgrind is None or number < WARM_ROUNDS else callgrind.toggle
-            for client, request in asking:
-                client.sendall(request)
+            before = sum(each.state.total_requests for each in servers)
+            for client in clients:
+                client.ask()
             if counts is not None:
                 counts()
-            await reached.until_answered(before + (number + 1) * CONNECTIONS)
+            await until_answered(servers, before + CONNECTIONS)
             for _ in range(3):
                 await asyncio.sleep(0)  # what is left to do after a reply
             if counts is not None:
                 counts()
-            for client, _ in asking:
-                reply = client.recv(65536)
-                assert f'"count":{number + 1},'.encode() in reply, reply
-        for client, _ in asking:
-            client.close()
+            for client in clients:
+                client.check()
+        for client in clients:
+            client.connection.close()
         if way == "forwarded":
             assert routers[0].worker.forwarder.counters.forwarded == (WARM_ROUNDS + ROUNDS) * CONNECTIONS
+        for moved in handoffs:
+            assert moved.counters.given > CONNECTIONS // 2
+            await moved.aclose()
         for each in reversed(servers):
             await each.lifespan.shutdown()
 
@@ -183,6 +249,9 @@ def text(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"Forwarded by homing ÷ by aiohttp: {hop:.3f}; without what the app and uvicorn cost: {of_the_hop(middle):.3f}.",
+        "",
+        f"Interleaved ÷ the same with `--no-handoff`: {middle['settled'] / middle['settled-kept']:.3f} once connections have moved, "
+        f"{middle['new'] / middle['new-kept']:.3f} in a connection's first {ROUNDS} requests.",
     ]
     return "\n".join([*lines, ""])
 

@@ -105,6 +105,23 @@ def test_a_ratio_is_formed_inside_each_round() -> None:
     assert (found.median, found.low, found.high) == (2, 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([0.97] * 9, "reached"),
+        ([0.9] * 4 + [1.01] + [1.1] * 4, "no difference shown"),
+        ([0.9] + [1.01] * 8, "**missed**"),
+    ],
+)
+def test_what_ought_to_cost_the_same_is_missed_only_if_the_interval_shows_it(ratios: list[float], said: str) -> None:
+    def cell(name: str, cpu: float) -> dict[str, object]:
+        return {"setup": name, "mode": "inter", "load": "sat", "replies": 1, "cpu_us": cpu}
+
+    rounds = [{"cells": [cell("H", 100 * ratio), cell("H0", 100)]} for ratio in ratios]
+    goal = next(each for each in report.GOALS if each.alike)
+    assert report.ratio_row({"rounds": rounds}, goal)[-1] == said
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_one_short_round_measures_steps_of_environments_and_makes_the_page(tmp_path: Path) -> None:

@@ -163,12 +163,14 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
 
     def forwarded(self, owner: WorkerId) -> None:
         """`owner` has handled this connection's last request. Enough of those in a row take the connection there."""
-        served_here = self._requests - self._asked_at - 1
-        if served_here >= SETTLED_AFTER:
-            self._moves = 0
-        self._in_a_row = self._in_a_row + 1 if owner == self._asked_for and not served_here else 1
-        self._asked_for = owner
-        self._asked_at = self._requests
+        asked_before, self._asked_at = self._asked_at, self._requests
+        if self._requests - asked_before != 1 or owner != self._asked_for:
+            if self._requests - asked_before > SETTLED_AFTER:
+                self._moves = 0
+            self._asked_for = owner
+            self._in_a_row = 1
+            return
+        self._in_a_row += 1
         enough = MOVES_AFTER if self._moves < MAX_MOVES else SETTLED_AFTER
         if self._in_a_row >= enough and self._handoffs is not None:
             self._handoffs.counters.about_to_follow += 1
