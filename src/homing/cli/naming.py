@@ -10,7 +10,7 @@ from typing import Final
 
 from homing.watch.servers import Server, find_server
 
-_PRINTED: Final = re.compile(r"(?:https?://)?(?:\[([^]/]+)\]|([^][:/]+)):(\d+)/?")
+_PRINTED: Final = re.compile(r"https?://([^/]+:\d+)/?")
 
 
 def named_server(name: str) -> Server:
@@ -19,12 +19,5 @@ def named_server(name: str) -> Server:
     Raises:
         ConfigurationError: none, or more than one, is called so; the message lists them.
     """
-    return find_server(_address(name))
-
-
-def _address(name: str) -> str:
-    """The address that is printed so, as a server's description has it; any other name as it is."""
-    if (printed := _PRINTED.fullmatch(name)) is None:
-        return name
-    in_brackets, host, port = printed.groups()
-    return f"{in_brackets or host}:{port}"
+    printed = _PRINTED.fullmatch(name)
+    return find_server(name if printed is None else printed[1])

@@ -302,9 +302,10 @@ def _description(config: RunConfig, listener: socket.socket) -> Description:
     app = (
         config.app if isinstance(config.app, str) else f"{type(config.app).__module__}:{type(config.app).__qualname__}"
     )
+    host = f"[{config.host}]" if ":" in config.host else config.host
     return Description(
         pid=os.getpid(),
-        address=_as_text(config.uds or f"{config.host}:{listener.getsockname()[1]}"),
+        address=_as_text(config.uds or f"{host}:{listener.getsockname()[1]}"),
         app=_as_text(app),
         workers=config.workers,
         started=SYSTEM_CLOCK.wall(),

@@ -37,7 +37,7 @@ class Description(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: The supervisor's.
-        address: `127.0.0.1:8000`, or the path of a Unix socket.
+        address: `127.0.0.1:8000` or `[::1]:8000`, or the path of a Unix socket.
         app: As on the command line.
         workers: How many it was started with.
         started: Seconds since the epoch.
