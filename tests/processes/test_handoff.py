@@ -248,19 +248,34 @@ def test_a_body_of_any_size_goes_through_a_moved_connection(fresh: Fresh) -> Non
 
 def test_requests_sent_at_once_are_answered_in_order_whenever_the_connection_moves(fresh: Fresh) -> None:
     one, _, session, _, there = fresh
-    step = f"POST /sessions/{session}/step HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n".encode()
     total = 0
     for burst in (1, 2, 3, 1, 5, 2, 8, 1, 1, 1):
-        one.socket.sendall(step * burst)
-        received = b""
-        while received.count(b'"count"') < burst:
-            data = one.socket.recv(65536)
-            assert data, "the connection was closed"
-            received += data
-        counts = [int(part.split(b",")[0].strip(b': "}')) for part in received.split(b'"count":')[1:]]
+        counts = steps(one, session, burst)
         assert counts == list(range(total + 1, total + burst + 1))
         total += burst
     move(one, session, there)
+
+
+def test_a_connection_whose_client_sends_its_requests_in_batches_moves_as_well(fresh: Fresh) -> None:
+    one, _, session, _, there = fresh
+    for _ in range(MOST_TRIES):
+        steps(one, session, 5)
+        if one.at() == there:
+            return
+    raise AssertionError("the connection never moved")
+
+
+def steps(connection: Connection, session: str, batch: int) -> list[int]:
+    """What so many steps, sent at once, count."""
+    connection.socket.sendall(
+        f"POST /sessions/{session}/step HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n".encode() * batch
+    )
+    received = b""
+    while received.count(b'"count"') < batch:
+        data = connection.socket.recv(65536)
+        assert data, "the connection was closed"
+        received += data
+    return [int(part.split(b",")[0].strip(b': "}')) for part in received.split(b'"count":')[1:]]
 
 
 def test_an_upgrade_after_a_forwarded_request_is_the_sessions_and_moves_nothing(fresh: Fresh) -> None:
@@ -386,6 +401,22 @@ def test_a_moved_connection_counts_towards_the_limit_of_its_new_worker_and_not_o
                 answered[int(data.split()[-1])] += 1
         # uvicorn refuses the one that makes it as many as the limit.
         assert answered == {pid: limit - 1 - count for pid, count in held.items()}
+
+
+def test_a_connection_that_would_be_one_too_many_where_it_goes_stays_where_it_is() -> None:
+    with two_workers("--limit-concurrency", "8", "--timeout-keep-alive", "300") as (server, one, other):
+        session, there = other.start(), other.at()
+        with contextlib.ExitStack() as stack:
+            connections = [one, other]
+            while len(connections) < 10:  # one worker may hold seven
+                connection = Connection(server.port)
+                stack.callback(connection.close)
+                if connection.answer("GET", "/")[0] == 200:
+                    connections.append(connection)
+            for _ in range(3 * SETTLED_AFTER):
+                for connection in connections:
+                    connection.step(session)
+            assert len(accepted_by(there, server.port)) == 7
 
 
 def test_requests_on_a_moved_connection_count_towards_its_new_workers_end() -> None:
@@ -514,7 +545,7 @@ def test_a_datagram_that_is_no_connection_is_dropped_with_what_it_carries(pair: 
         for door in doors:
             path = os.path.join(directory, door)
             assert os.stat(path).st_mode & 0o777 == 0o600
-            for content in (b"", b"junk", b"homing connection 1 \x01", b"homing connection 2 \x01"):
+            for content in (b"", b"junk", b"homing connection 2 \x01", b"homing connection 2 " + b"." * 32 + b"\x01"):
                 sender.sendto(content, path)
                 for descriptors in ([writing], [writing, writing], [sender.fileno()]):
                     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from homing.rundir import close_after_fork, worker_handoff_path
+from homing.rundir import close_after_fork, is_worker_id, worker_handoff_path
 from homing.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,11 @@ SETTLED_AFTER: Final = 16
 one. One that has used its moves up goes where so many in a row ask for. Several times what makes a move pay: it costs as much as
 forwarding two or three requests."""
 
-_WORD: Final = b"homing connection 1 "
-"""What a datagram begins with; one byte follows, how often it has moved without settling, and one descriptor comes with it."""
+_WORD: Final = b"homing connection 2 "
+"""What a datagram begins with; who gives it follows, and in one byte how often it has moved without settling. One descriptor comes
+with it."""
+_GIVER: Final = slice(len(_WORD), len(_WORD) + 32)
+_SIZE: Final = _GIVER.stop + 1
 
 _TAKEN_AT_ONCE: Final = 32
 _ADOPTED_WITHIN_SECONDS: Final = 1.0
@@ -82,13 +85,18 @@ class Handoffs:
         socket_dir: The run directory.
         worker_id: This worker.
         adopt: What serves a connection that comes here.
+        is_full: Whether one connection more would be refused here. It then goes back to the worker that it comes from.
     """
 
-    def __init__(self, socket_dir: str, worker_id: WorkerId, adopt: Adopt) -> None:
+    def __init__(
+        self, socket_dir: str, worker_id: WorkerId, adopt: Adopt, is_full: Callable[[], bool] = lambda: False
+    ) -> None:
         self.counters = Counters()
         self._socket_dir = socket_dir
         self._path = worker_handoff_path(socket_dir, worker_id)
         self._adopt = adopt
+        self._is_full = is_full
+        self._word = _WORD + worker_id.encode()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[WorkerId, str] = {}
@@ -127,7 +135,7 @@ class Handoffs:
             path = self._paths[owner] = worker_handoff_path(self._socket_dir, owner)
         try:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
-            self._sending.sendmsg([_WORD + bytes([moves])], [rights], 0, path)
+            self._sending.sendmsg([self._word + bytes([moves])], [rights], 0, path)
         except OSError as error:
             # Its queue is full, it stops, or it is dead, which forwarding finds out. The connection goes on here.
             if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
@@ -173,7 +181,7 @@ class Handoffs:
         for _ in range(_TAKEN_AT_ONCE):
             try:
                 data, ancillary, flags, _ = self._receiving.recvmsg(
-                    len(_WORD) + 2,
+                    _SIZE + 1,
                     socket.CMSG_SPACE(_DESCRIPTOR) + socket.CMSG_SPACE(_CREDENTIALS.size),
                     getattr(socket, "MSG_CMSG_CLOEXEC", 0),
                 )
@@ -196,7 +204,10 @@ class Handoffs:
                 descriptors += array.array("i", content[:whole])
             elif sys.platform == "linux" and kind == socket.SCM_CREDENTIALS:
                 user = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[1]
-        well_formed = len(data) == len(_WORD) + 1 and data.startswith(_WORD) and not flags & socket.MSG_CTRUNC
+        giver = data[_GIVER].decode("latin-1")
+        well_formed = (
+            len(data) == _SIZE and data.startswith(_WORD) and is_worker_id(giver) and not flags & socket.MSG_CTRUNC
+        )
         connection = None
         if user == os.geteuid() and well_formed and len(descriptors) == 1:
             connection = _connection(descriptors.pop())
@@ -209,6 +220,10 @@ class Handoffs:
             else:
                 self.counters.lost += 1
                 logger.warning("lost a connection on its way from another worker: it came without its descriptor")
+            return
+        if self._is_full() and self.give(WorkerId(giver), connection.fileno(), MAX_MOVES):
+            self.counters.adopted += 1  # and given on, so that the sums of all workers agree
+            connection.close()
             return
         task = self._loop.create_task(self._serve(connection, data[-1]))
         self._tasks.add(task)

@@ -57,7 +57,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     _lost: asyncio.Event | None = None
     _moves = 0
     """How often it has moved without having settled since; `MAX_MOVES` stands for that or more."""
-    _requests = 0
+    _answered = 0
     _last = False
     """This worker leaves, and the connection cannot move: the reply to its next request is the last."""
     _asked_for: WorkerId | None = None
@@ -74,7 +74,6 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         if self._starts_wait:
             scope[CLIENT_LEFT_SCOPE_KEY] = self.client_left
         if self._handoffs is not None:
-            self._requests += 1
             scope[FORWARDED_SCOPE_KEY] = self.forwarded
         super().on_headers_complete()
         cycle = self.cycle
@@ -101,6 +100,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     # --- how long it may be idle ---
 
     def on_response_complete(self) -> None:
+        self._answered += 1
         begins_the_next = bool(self.pipeline)
         if begins_the_next or self.timeout_keep_alive_task is None or self.transport.is_closing():
             super().on_response_complete()  # which else arms the timer
@@ -162,10 +162,10 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         self._moves = moves
 
     def forwarded(self, owner: WorkerId) -> None:
-        """`owner` has handled this connection's last request. Enough of those in a row take the connection there."""
-        asked_before, self._asked_at = self._asked_at, self._requests
-        if self._requests - asked_before != 1 or owner != self._asked_for:
-            if self._requests - asked_before > SETTLED_AFTER:
+        """`owner` has answered this connection's last request. Enough of those in a row take the connection there."""
+        asked_before, self._asked_at = self._asked_at, self._answered
+        if self._answered - asked_before != 1 or owner != self._asked_for:
+            if self._answered - asked_before > SETTLED_AFTER:
                 self._moves = 0
             self._asked_for = owner
             self._in_a_row = 1

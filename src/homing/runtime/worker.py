@@ -162,7 +162,7 @@ class HomingServer(Server):
         if worker is None or not (self.config.handoff and self.config.moves_connections):
             return
         try:
-            self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt)
+            self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt, self._is_full)
         except OSError as error:
             # A full or missing run directory: requests are forwarded, as they are where connections cannot move.
             logger.warning("no connection moves to this worker or from it: %s", error.strerror)
@@ -180,6 +180,11 @@ class HomingServer(Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
+
+    def _is_full(self) -> bool:
+        """Whether uvicorn would refuse the requests of one connection more, as its protocol sees it."""
+        limit = self.config.limit_concurrency
+        return limit is not None and len(self.server_state.connections) + 1 >= limit
 
     async def _adopt(self, connection: socket, moves: int) -> None:
         """Serve a connection that another worker gave, as one that was accepted here."""
