@@ -6,6 +6,10 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
+# Some images forbid Python to keep bytecode: each of the thousand processes that the tests start would then compile all of
+# homing anew, a third of its CPU time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: bench-instructions setup setup-mcp1 setup-ecosystem setup-docs setup-web setup-browsergym demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl bench-web model clean demo-rl
 
 # The script knows when there is nothing to do.
