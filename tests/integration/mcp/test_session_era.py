@@ -55,15 +55,6 @@ def check(tally: dict[str, Any], *, clients: int, calls: int) -> None:
     assert tally["after_delete"] == {"POST 404": clients, "GET 404": clients, "DELETE 404": clients}
 
 
-# Here, so that the server it starts goes on to the tests below.
-@pytest.mark.parametrize("server", SERVERS[:1], indirect=True)
-def test_a_client_that_first_probes_for_the_sessionless_era_falls_back(server: Served) -> None:
-    """The 2.x client's default mode; a 1.x server answers its probe with a 400 that names a session it throws away."""
-    tally = Driver(*CLIENTS["client-2"]).run(server, "--mode", "auto", "--calls", "5")
-    assert tally["statuses"].pop("POST 400") == 1
-    check(tally, clients=1, calls=5)
-
-
 def test_a_session_stays_whole_from_initialize_to_delete(server: Served, client: Driver) -> None:
     """Two clients: one as it comes, and one that opens a new connection for every request."""
     check(client.run(server, "--clients", "2", "--calls", "20", "--new-connections"), clients=2, calls=20)
@@ -96,6 +87,14 @@ def test_a_killed_workers_session_is_gone_within_a_second_and_new_ones_work(serv
     assert tally["error_after_kill"] in {"Session terminated", "Session not found"}
     assert tally["clients"] == 2, "a new session must work at once"
     assert tally["right"] == 3 + 3 + 2
+
+
+@pytest.mark.parametrize("server", SERVERS[:1], indirect=True)
+def test_a_client_that_first_probes_for_the_sessionless_era_falls_back(server: Served) -> None:
+    """The 2.x client's default mode; a 1.x server answers its probe with a 400 that names a session it throws away."""
+    tally = Driver(*CLIENTS["client-2"]).run(server, "--mode", "auto", "--calls", "5")
+    assert tally["statuses"].pop("POST 400") == 1
+    check(tally, clients=1, calls=5)
 
 
 def test_the_older_sse_transport_keeps_its_sessions() -> None:
