@@ -6,6 +6,10 @@ MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/m
 # What is written for Gradio and NiceGUI.
 ECOSYSTEM := examples/gradio_ledger.py examples/nicegui_counter.py tests/support/gradio_driver.py
 
+# Some images forbid Python to keep bytecode: every process that the tests start would compile homing anew, which is a third of
+# the CPU time of a server's start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: bench-instructions setup setup-mcp1 setup-ecosystem setup-docs setup-web setup-browsergym demo demo-web test test-long test-ecosystem soak soak-web fuzz docs check format bench bench-rl bench-web model clean demo-rl
 
 # The script knows when there is nothing to do.

@@ -13,11 +13,15 @@ SLOWEST = (
     "tests/processes/test_soak.py",
     "tests/processes/web/test_fault_run.py",
     "tests/processes/test_owner_histories.py",
+    "tests/test_docs.py",
+    "tests/integration/mcp/test_session_era.py",
+    "tests/processes/test_run_lifecycle.py",
+    "tests/unit/web/test_manager_machine.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with one long test first: handed out last, one would run alone at the end, beside an idle core."""
+    """The longest files first: handed out last, one would run alone at the end, beside an idle core."""
     items.sort(key=lambda item: not item.nodeid.startswith(SLOWEST))
 
 

@@ -51,6 +51,7 @@ class Cell:
 
     def of(self, seconds: float) -> Load:
         load = LOADS[self.load]
+        moves = self.mode in ("remote", "inter")
         return Load(
             mode=self.mode if self.mode in ("local", "remote", "inter") else "local",
             connections=load.connections,
@@ -61,7 +62,8 @@ class Cell:
             every_seconds=load.every_seconds,
             requests_per_second=load.requests_per_second,
             sessions_per_connection=INTERLEAVED_SESSIONS if self.mode == "inter" else 1,
-            warm_seconds=MOVES_WARM_SECONDS if self.mode in ("remote", "inter") else min(WARM_SECONDS, seconds),
+            # A round too short to measure anything, which shows that it works, need not wait for the moves.
+            warm_seconds=min(MOVES_WARM_SECONDS, 3 * seconds) if moves else min(WARM_SECONDS, seconds),
             behind_proxy=self.setup.behind_proxy or self.mode == "placed",
         )
 

@@ -38,7 +38,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
+# For each test anew: with two parameters of a module, pytest's order would start a server twice.
+@pytest.fixture(params=CLIENTS)
 def client(request: pytest.FixtureRequest) -> Driver:
     return Driver(*CLIENTS[request.param])
 
