@@ -85,17 +85,17 @@ class Handoffs:
         socket_dir: The run directory.
         worker_id: This worker.
         adopt: What serves a connection that comes here.
-        is_full: Whether one connection more would be refused here. It then goes back to the worker that it comes from.
+        has_room: Whether so many connections more would be served here. One that would not goes back to the worker that it comes from.
     """
 
     def __init__(
-        self, socket_dir: str, worker_id: WorkerId, adopt: Adopt, is_full: Callable[[], bool] = lambda: False
+        self, socket_dir: str, worker_id: WorkerId, adopt: Adopt, has_room: Callable[[int], bool] = lambda _: True
     ) -> None:
         self.counters = Counters()
         self._socket_dir = socket_dir
         self._path = worker_handoff_path(socket_dir, worker_id)
         self._adopt = adopt
-        self._is_full = is_full
+        self._has_room = has_room
         self._word = _WORD + worker_id.encode()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -221,7 +221,8 @@ class Handoffs:
                 self.counters.lost += 1
                 logger.warning("lost a connection on its way from another worker: it came without its descriptor")
             return
-        if self._is_full() and self.give(WorkerId(giver), connection.fileno(), MAX_MOVES):
+        has_room = self._has_room(len(self._tasks) + 1)
+        if not has_room and self.give(WorkerId(giver), connection.fileno(), MAX_MOVES):
             self.counters.adopted += 1  # and given on, so that the sums of all workers agree
             connection.close()
             return

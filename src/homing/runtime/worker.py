@@ -162,7 +162,7 @@ class HomingServer(Server):
         if worker is None or not (self.config.handoff and self.config.moves_connections):
             return
         try:
-            self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt, self._is_full)
+            self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt, self._has_room)
         except OSError as error:
             # A full or missing run directory: requests are forwarded, as they are where connections cannot move.
             logger.warning("no connection moves to this worker or from it: %s", error.strerror)
@@ -181,10 +181,10 @@ class HomingServer(Server):
         )
         return made
 
-    def _is_full(self) -> bool:
-        """Whether uvicorn would refuse the requests of one connection more, as its protocol sees it."""
+    def _has_room(self, connections: int) -> bool:
+        """Whether uvicorn would serve the requests of so many connections more: its protocol counts them so."""
         limit = self.config.limit_concurrency
-        return limit is not None and len(self.server_state.connections) + 1 >= limit
+        return limit is None or len(self.server_state.connections) + connections < limit
 
     async def _adopt(self, connection: socket, moves: int) -> None:
         """Serve a connection that another worker gave, as one that was accepted here."""
