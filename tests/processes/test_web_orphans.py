@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,23 @@ def test_orphans_are_found_by_their_mark_and_ended_in_time_and_other_processes_a
         finally:
             other.kill()
             other.wait()
+
+
+def test_nothing_is_an_orphan_to_who_counts_time_otherwise() -> None:
+    """In a time namespace every process has started at another time than its own worker has written down."""
+    elsewhere = ["unshare", "--time", "--boottime", "1000"]
+    if not shutil.which("unshare") or subprocess.run([*elsewhere, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a time namespace (unshare --time): run the tests where it may")
+    looking = "from homing.web.processes import orphans; print(*(each.pid for each in orphans()))"
+    with worker() as (_, of_living):
+        seen = subprocess.run(
+            [*elsewhere, sys.executable, "-c", looking],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert not {int(pid) for pid in seen.stdout.split()} & set(of_living)
 
 
 def test_a_browser_knows_its_worker_and_not_the_run_directory() -> None:

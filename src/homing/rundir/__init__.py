@@ -55,6 +55,7 @@ from homing.rundir.places import (
     run_directory_bases,
     use_run_directory,
 )
+from homing.rundir.processes import namespaces
 from homing.rundir.siblings import leave_run_directory, made_by_launcher, siblings_directory
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "leave_run_directory",
     "made_by_launcher",
     "named_run_directory",
+    "namespaces",
     "new_worker_id",
     "remove_run_directory",
     "run_directory_bases",

@@ -1,6 +1,6 @@
 """Which process is it? A number alone is given to another process sooner or later; in a container, to each first one.
 
-A *process name* is a line of text: the boot, the PID namespace, the process's ID there, and when it started.
+A *process name* is a line of text: the boot, the namespaces of PIDs and of times, the process's ID there, and when it started.
 
 Not here: which process a server belongs to (`siblings.py`).
 """
@@ -18,7 +18,7 @@ def process_name(pid: int, seen: str) -> str:
     Args:
         seen: What it is called in `/proc`, which may show another PID namespace.
     """
-    return f"{boot_id()} {pid_namespace()} {pid} {started(seen)}"
+    return f"{boot_id()} {namespaces()} {pid} {started(seen)}"
 
 
 def own_name() -> str:
@@ -33,7 +33,7 @@ def has_ended(name: str) -> bool | None:
     boot, namespace, pid, since = fields
     if boot != boot_id():
         return True
-    if namespace != pid_namespace() or not since or not _proc_is_of_this_namespace():
+    if namespace != namespaces() or not since or not _proc_is_of_this_namespace():
         return None
     now_since = started(pid)
     # With `hidepid` another user's process is not in `/proc`, though it lives.
@@ -71,12 +71,21 @@ def stat_fields(pid: str) -> list[str]:
         return []
 
 
-def pid_namespace() -> str:
-    """This process's PID namespace; empty where that is not told."""
+def namespaces() -> str:
+    """This process's namespaces of PIDs and of times, as `4026531836-4026531834`; empty where that is not told.
+
+    Numbers of processes compare within the first only, and times at which they started within the second: each reader of `/proc`
+    sees them by its own.
+    """
     try:
-        return os.readlink("/proc/self/ns/pid")
+        pids = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+    try:
+        times = os.readlink("/proc/self/ns/time")
+    except OSError:  # a kernel that has none, before Linux 5.6
+        times = ""
+    return "-".join(each.strip("pidtme:[]") for each in (pids, times))
 
 
 def _proc_is_of_this_namespace() -> bool:

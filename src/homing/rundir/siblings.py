@@ -29,7 +29,7 @@ from homing.rundir.places import (
     remove_run_directory,
     run_directory_bases,
 )
-from homing.rundir.processes import own_name, parent_in_proc, pid_namespace, process_name, started, stat_fields
+from homing.rundir.processes import namespaces, own_name, parent_in_proc, process_name, started, stat_fields
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def siblings_directory(settings: str) -> str:
         note_begun_by(path, own_name())
         return path
     parent = os.getppid()
-    facts = (os.getuid(), boot_id(), pid_namespace(), parent, started(parent_in_proc()), sys.argv, sockets, settings)
+    facts = (os.getuid(), boot_id(), namespaces(), parent, started(parent_in_proc()), sys.argv, sockets, settings)
     name = f"homing-{parent}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
     for base in run_directory_bases():
         remove_stale(base)

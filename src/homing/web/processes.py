@@ -1,8 +1,8 @@
 """Which processes are whose, and are they gone?
 
 Every process that a worker starts for a session carries a mark in its environment, `HOMING_WEB_OWNER`, that names the
-worker by PID, start time and PID namespace. So evidence needs no memory: a marked process whose worker is gone is an
-orphan, whoever looks, and a process without the mark is not ours, whatever it is called.
+worker by PID, start time, and the namespaces that these are of. So evidence needs no memory: a marked process whose worker
+is gone is an orphan, whoever looks, and a process without the mark is not ours, whatever it is called.
 
 A browser's children may clear their environment, so a mark also counts for a process's descendants and for its
 process group's and session's members that it leads, and for the sessions that its worker has noted (`worker_folder.py`).
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from homing.rundir import SESSION_SOCKET_DIR_ENV
+from homing.rundir import SESSION_SOCKET_DIR_ENV, namespaces
 from homing.web.base import Footprint, ProcessMark
 from homing.web.worker_folder import leaders_in, worker_folders
 
@@ -58,7 +58,7 @@ def is_running(process: ProcessMark) -> bool:
 def owner_mark() -> str:
     """What this worker writes into the environment of what it starts."""
     stat = _stat(os.getpid())
-    return f"{_namespace()}.{os.getpid()}.{0 if stat is None else stat.started}"
+    return f"{namespaces()}.{os.getpid()}.{0 if stat is None else stat.started}"
 
 
 def browser_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -117,12 +117,12 @@ def command_line(process: ProcessMark) -> list[str]:
 
 
 def orphans() -> list[ProcessMark]:
-    """Processes that a worker of this user, in this PID namespace, started, and that outlived it."""
+    """Processes that a worker of this user, in these namespaces, started, and that outlived it."""
     stats = {stat.pid: stat for stat in _all_stats()}
     roots = {pid for pid in stats if _is_orphan_root(pid)}
     led = {
         leader.pid: leader.started
-        for folder, worker in worker_folders(_namespace())
+        for folder, worker in worker_folders(namespaces())
         if not is_running(worker)
         for leader in leaders_in(folder)
         # A number that somebody else has by now leads another session.
@@ -177,7 +177,7 @@ def remove_folder(folder: Path) -> None:
 
 def remove_folders_of_the_dead() -> None:
     """Delete what workers that are gone have left in the temp directory, once nothing that they started runs. Blocks."""
-    for folder, worker in worker_folders(_namespace()):
+    for folder, worker in worker_folders(namespaces()):
         if not is_running(worker) and not any(led_by(leader) for leader in leaders_in(folder)):
             with contextlib.suppress(OSError):
                 remove_folder(folder)
@@ -211,7 +211,7 @@ def _is_orphan_root(pid: int) -> bool:
     for variable in environment.split(b"\0"):
         if variable.startswith(prefix):
             parts = variable.removeprefix(prefix).decode("ascii", "replace").split(".")
-            if len(parts) != 3 or parts[0] != _namespace() or not (parts[1].isdigit() and parts[2].isdigit()):
+            if len(parts) != 3 or parts[0] != namespaces() or not (parts[1].isdigit() and parts[2].isdigit()):
                 return False
             return not is_running(ProcessMark(int(parts[1]), int(parts[2])))
     return False
@@ -249,10 +249,3 @@ def _stat(pid: int) -> _Stat | None:
     # The name, in parentheses, may hold spaces and parentheses: what follows the last one is fields.
     fields = text.rpartition(")")[2].split()
     return _Stat(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    except OSError:
-        return "0"

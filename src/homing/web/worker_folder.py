@@ -1,6 +1,6 @@
 """A worker's folder in the temp directory: its browsers' files are in it, and it says which processes they led.
 
-    homing-web-<namespace>.<pid>.<started>.<random>/   the worker's mark (`processes.py`) names it
+    homing-web-<namespaces>.<pid>.<started>.<random>/   the worker's mark (`processes.py`) names it
         led-<pid>.<started>                            a browser: every process of its session is its own
 
 A browser's children show no mark, and one that is stopped outlives both its browser and its worker. The session that it is
@@ -40,9 +40,9 @@ def forget_leader(folder: Path, leader: ProcessMark) -> None:
     (folder / f"{_LED}{leader.pid}.{leader.started}").unlink(missing_ok=True)
 
 
-def worker_folders(namespace: str) -> Iterator[tuple[Path, ProcessMark]]:
-    """This user's folders of workers in that PID namespace, and whose each is."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{namespace}.*"):
+def worker_folders(namespaces: str) -> Iterator[tuple[Path, ProcessMark]]:
+    """This user's folders of workers in those namespaces (`homing.rundir.namespaces`), and whose each is."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{namespaces}.*"):
         _, _, numbers = folder.name.removeprefix(_PREFIX).partition(".")
         worker = _marked(".".join(numbers.split(".")[:2]))
         with contextlib.suppress(OSError):
