@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,16 @@ def test_the_table_of_sources_says_the_same_in_both_columns() -> None:
         source = parse_source(spec, secret="secret")
         assert source == in_code
         assert source.learns is row.rstrip(" |").endswith("learned")
+
+
+def test_every_extra_that_is_named_exists_and_is_in_the_readmes_table() -> None:
+    declared = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("| extra | for |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == declared
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "changelog.d").glob("*.md")]
+    named = {match[1] for path in texts for match in re.finditer(r"(?:homing|\.)\[(\w+)\]['`)]", path.read_text())}
+    assert {"rl", "web", "metrics"} <= named <= set(declared)
 
 
 def test_the_shape_of_made_ids_in_paths_is_shown_and_run() -> None:
