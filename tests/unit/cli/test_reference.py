@@ -14,6 +14,7 @@ from tests.support.running import ROOT
 
 import homing
 import homing.rl
+from homing.cli.ps import SERVER_COLUMNS, WORKER_COLUMNS
 from homing.cli.run import run
 from homing.errors import ReplyError
 from homing.identity import PRESETS, parse_source
@@ -66,6 +67,15 @@ def test_the_tag_of_a_session_is_computed_as_the_page_says() -> None:
     scope: dict[str, str] = {}
     exec(code, scope)
     assert scope["tag"] == session_tag("alice") == key_digest(SESSION, "alice")[:12]
+
+
+def test_every_column_of_ps_and_top_is_explained() -> None:
+    page = (ROOT / "docs" / "howto" / "observe.md").read_text()
+    table = page[page.index("| column | of | says |") :].partition("\n\n")[0]
+    shown = dict(re.findall(r"^\| `([\w ]+)` \| (\w+) \|", table, re.MULTILINE))
+    of = {(True, True): "both", (True, False): "server", (False, True): "worker"}
+    names = {*SERVER_COLUMNS, *WORKER_COLUMNS}
+    assert shown == {name: of[name in SERVER_COLUMNS, name in WORKER_COLUMNS] for name in names}
 
 
 def replies() -> list[type[ReplyError]]:
