@@ -247,6 +247,23 @@ def test_the_table_of_sources_says_the_same_in_both_columns() -> None:
         assert source.learns is row.rstrip(" |").endswith("learned")
 
 
+def test_the_helper_for_test_suites_serves_and_raises_with_the_log_where_nothing_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "my_server.py").write_text(MY_SERVER)
+    [text] = [text for name, text in snippets("python") if name.startswith("docs/howto/scatter.md")]
+    helper: dict[str, Any] = {}
+    exec(compile(text, "docs/howto/scatter.md", "exec"), helper)
+    options = ("--app-dir", str(tmp_path), "--session", "header:x-session")
+    server, url = helper["start"]("my_server:app", *options)
+    try:
+        port = int(url.rpartition(":")[2])
+        assert [_ask(port, "GET", "/", "one")["count"] for _ in range(4)] == [1, 2, 3, 4]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    with pytest.raises(RuntimeError, match=r"exit code 3:\n(.*\n)*homing: cannot load my_server:none"):
+        helper["start"]("my_server:none", *options)
+
+
 def test_every_extra_that_is_named_exists_and_is_in_the_readmes_table() -> None:
     declared = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     readme = (ROOT / "README.md").read_text()
