@@ -14,6 +14,7 @@ from tests.support.running import ROOT
 
 import homing
 import homing.rl
+from homing.cli.commands import INTERRUPTED_EXIT_CODE, OUTPUT_EXIT_CODE, STARTUP_EXIT_CODE, USAGE_EXIT_CODE
 from homing.cli.ps import SERVER_COLUMNS, WORKER_COLUMNS
 from homing.cli.run import run
 from homing.errors import ReplyError
@@ -67,6 +68,17 @@ def test_the_tag_of_a_session_is_computed_as_the_page_says() -> None:
     scope: dict[str, str] = {}
     exec(code, scope)
     assert scope["tag"] == session_tag("alice") == key_digest(SESSION, "alice")[:12]
+
+
+def test_the_table_of_exit_codes_has_those_there_are() -> None:
+    shown = re.findall(r"^\| (\d+) \| ", PAGE.read_text(), re.MULTILINE)
+    assert list(map(int, shown)) == [
+        0,
+        OUTPUT_EXIT_CODE,
+        USAGE_EXIT_CODE,
+        STARTUP_EXIT_CODE,
+        INTERRUPTED_EXIT_CODE,
+    ]
 
 
 def test_every_column_of_ps_and_top_is_explained() -> None:
