@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` and `make test`. Each sets up what it needs first.
+# To begin with: `make demo` shows it, `make test` and `make check` are what a change has to pass. Every target sets up what it needs first.
 PYTHON := .venv/bin/python
 # What is written for the MCP SDK 1.x: checked against that SDK.
 MCP1 := examples/mcp_v1_server.py tests/support/mcp_client_v1.py tests/support/mcp_sse_app.py

@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,33 @@ def test_the_table_of_sources_says_the_same_in_both_columns() -> None:
         source = parse_source(spec, secret="secret")
         assert source == in_code
         assert source.learns is row.rstrip(" |").endswith("learned")
+
+
+def test_the_helper_for_test_suites_serves_and_raises_with_the_log_where_nothing_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "my_server.py").write_text(MY_SERVER)
+    [text] = [text for name, text in snippets("python") if name.startswith("docs/howto/scatter.md")]
+    helper: dict[str, Any] = {}
+    exec(compile(text, "docs/howto/scatter.md", "exec"), helper)
+    options = ("--app-dir", str(tmp_path), "--session", "header:x-session")
+    server, url = helper["start"]("my_server:app", *options)
+    try:
+        port = int(url.rpartition(":")[2])
+        assert [_ask(port, "GET", "/", "one")["count"] for _ in range(4)] == [1, 2, 3, 4]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    with pytest.raises(RuntimeError, match=r"exit code 3:\n(.*\n)*homing: cannot load my_server:none"):
+        helper["start"]("my_server:none", *options)
+
+
+def test_every_extra_that_is_named_exists_and_is_in_the_readmes_table() -> None:
+    declared = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("| extra | for |") :].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == declared
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "changelog.d").glob("*.md")]
+    named = {match[1] for path in texts for match in re.finditer(r"(?:homing|\.)\[(\w+)\]['`)]", path.read_text())}
+    assert {"rl", "web", "metrics"} <= named <= set(declared)
 
 
 def test_the_shape_of_made_ids_in_paths_is_shown_and_run() -> None:

@@ -135,6 +135,12 @@ class Route:
             meant = [] if method in _KNOWN_METHODS else get_close_matches(method, _KNOWN_METHODS, 1, cutoff=0.7)
             if meant:
                 raise ConfigurationError(f"route {text!r}: did you mean {meant[0]}? write '{meant[0]} {words[1]}'")
+            if words[1].upper() in _KNOWN_METHODS:
+                raise ConfigurationError(
+                    f"route {text!r}: the method comes first: write '{words[1].upper()} {words[0]}'"
+                )
+            if not _METHOD.fullmatch(method):
+                raise ConfigurationError(f"route {text!r}: {words[0]!r} is no HTTP method: write 'POST /route'")
             return cls(method, words[1])
         raise ConfigurationError(f"route {text!r}: write 'METHOD /route' or '/route'")
 

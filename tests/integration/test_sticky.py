@@ -41,6 +41,7 @@ from tests.support.workers import connections
 
 import homing
 from homing.routing.options import DAY_SECONDS
+from homing.routing.unnamed import NAMELESS_REQUESTS
 from homing.types import SESSION as SESSION_KIND
 from homing.types import ASGIApp, SessionId, key_digest, session_tag
 
@@ -592,6 +593,38 @@ def test_a_start_whose_reply_names_no_session_is_warned_of_once(
     assert lines[0].startswith(
         "POST /start answered 200, but its reply names no session: add --learn body:FIELD@/start"
     )
+
+
+NAMELESS = ["header:x-session", "path:/rooms/{session}"]
+
+
+@pytest.mark.parametrize("before", [None, "named", "started", "learned"])
+def test_it_is_warned_of_once_that_no_request_has_named_a_session(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: str | None
+) -> None:
+    """One that was named, declared as a start or learned shows that the sources are there; what comes after it says nothing."""
+
+    async def test() -> None:
+        async with recorded(tmp_path, sessions=NAMELESS, starts=["POST /start"], unowned="adopt") as (stage, wire):
+            stage.script("plain", [read_body(), *respond()])
+            stage.script("made", [read_body(), *respond(200, [(b"x-session", b"made")])])
+            if before is not None:
+                path, case = ("/start", "plain") if before == "started" else ("/", "plain")
+                headers = [("x-case", "made" if before == "learned" else case)]
+                headers += [("x-session", f"{CANARY}-1")] if before == "named" else []
+                await wire.send(request("POST", path, headers))
+                assert (await wire.reply()).status == 200
+            for number in range(2 * NAMELESS_REQUESTS):
+                lines = [line for line in caplog.messages if "has named a session" in line]
+                assert len(lines) == (before is None and number >= NAMELESS_REQUESTS)
+                await wire.send(request("GET", "/", [("x-case", "plain")]))
+                assert (await wire.reply()).status == 200
+
+    asyncio.run(test())
+    lines = [line for line in caplog.messages if "has named a session" in line]
+    assert len(lines) == (before is None)
+    for line in lines:
+        assert "looked for header:x-session, path:/rooms/{session};" in line
 
 
 @pytest.mark.parametrize("status", [200, 302, 400, 404, 500, 503])

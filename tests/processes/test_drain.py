@@ -207,7 +207,7 @@ def test_sessions_that_outlast_the_time_to_drain_end_with_their_worker_and_are_g
         assert (drain.steps[-1]["state"], drain.steps[-1]["sessions"]) == ("drained", 1)
         wait_until_gone(old, 30)
         assert step(server.port, session)[0] == 410
-        assert len(server.find("the time to drain is over; 1 sessions end with it")) == 1
+        assert len(server.find("the time to drain is over; 1 session ends with it")) == 1
 
 
 @pytest.mark.parametrize("forwarded", [False, True])

@@ -103,6 +103,7 @@ def test_ps_shows_what_a_servers_workers_have_done(place: dict[str, str | None])
         assert found["pid"] == server.process.pid
         assert found["run_directory"] == server.run_directory
         assert (found["sessions"], found["open_sessions"], found["serving"]) == (12, 11, 0)
+        assert found["ended_sessions"] == sum(each["ended_sessions"] for each in found["workers"]) == 1
         assert (found["served"], found["gone"], found["answers"]) == (73, 1, {"session_gone": 1})
         assert {worker["pid"] for worker in found["workers"]} == set(server.workers())
         assert sum(worker["received"] for worker in found["workers"]) == found["forwarded"]

@@ -40,6 +40,18 @@ def test_a_server_is_named_by_its_address_as_its_log_prints_it(place: Place) -> 
             assert "no running server is called" in homing("ps", other, env=place).stderr
 
 
+def test_whoever_asks_for_a_server_with_one_worker_is_told_that_those_are_not_listed(place: Place) -> None:
+    with running(*APP, "--workers", "1", cwd=ROOT, env=place) as server:
+        server.wait_for("Application startup complete")
+        for command in (("ps",), ("ps", "--sessions"), ("top", "--seconds", "0"), ("drain",)):
+            shown = homing(
+                command[0], str(server.port), *command[1:], *(["any"] if command == ("drain",) else []), env=place
+            )
+            assert shown.returncode == 2
+            assert f"no running server is called {server.port}; running: " in shown.stderr
+            assert "a server with one worker routes nothing, and is not listed" in shown.stderr
+
+
 def in_a_terminal(columns: int, *arguments: str, env: Place) -> tuple[int, str]:
     """The exit code of a command in a terminal of so many columns, and what is seen there, without its colours."""
     terminal, its = pty.openpty()

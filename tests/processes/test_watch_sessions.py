@@ -68,6 +68,26 @@ def test_what_was_shown_of_use_is_what_happened(place: Place) -> None:
         assert before["unused_seconds"] <= before["age_seconds"]
 
 
+def test_open_sessions_come_first_and_those_used_last_before_the_others_whatever_the_limit(place: Place) -> None:
+    with two_workers(place) as server:
+        made = [start(server.port) for _ in range(12)]
+        owners = {session_tag(each): pid_of(server, each) for each in made}
+        ended = {session_tag(each) for each in made[:6]}
+        for each in made[:6]:
+            assert ask(server.port, "DELETE", f"/sessions/{each}")[0] == 200
+        for each in reversed(made[6:]):
+            pid_of(server, each)
+        used_last = [session_tag(each) for each in made[6:]]
+        listed = [each["session"] for each in sessions(place, server)["sessions"]]
+        assert listed[:6] == used_last
+        assert set(listed[6:]) == ended
+        for limit in (1, 2):
+            few = [each["session"] for each in sessions(place, server, "--limit", str(limit))["sessions"]]
+            for pid in set(owners.values()):
+                of_one = [tag for tag in listed if owners[tag] == pid]
+                assert [tag for tag in few if owners[tag] == pid] == of_one[:limit]
+
+
 def test_a_request_in_flight_is_shown_as_one(place: Place) -> None:
     with two_workers(place) as server:
         session = start(server.port)

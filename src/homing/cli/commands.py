@@ -25,6 +25,7 @@ COMMANDS_GROUP: Final = "homing.commands"
 OUTPUT_EXIT_CODE: Final = 1
 USAGE_EXIT_CODE: Final = 2
 STARTUP_EXIT_CODE: Final = 3
+INTERRUPTED_EXIT_CODE: Final = 130
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -89,7 +90,7 @@ def homing_command(ctx: click.Context) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the output cannot be written, 2 a mistake on the command line, 3 a server that
-    cannot start.
+    cannot start, 130 interrupted (`docs/reference/options.md`).
 
     Args:
         arguments: Without the program's name; None: the process's own.
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
         _say(error.format_message())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = 130
+        code = INTERRUPTED_EXIT_CODE
     except HomingError as error:
         _say(str(error))
         code = USAGE_EXIT_CODE if isinstance(error, ConfigurationError) else STARTUP_EXIT_CODE

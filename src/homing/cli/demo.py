@@ -199,7 +199,7 @@ def _print_table(outcomes: Sequence[Outcome], workers: int, sessions: int, calls
     # Rich draws its lines in ASCII where the terminal has no UTF-8; the title is ours.
     times = "x" if console.options.ascii_only else "×"
     table = Table(
-        title=f"{sessions} sessions {times} {calls} calls, {workers} workers, a new connection for every call"
+        title=f"{sessions} sessions {times} {calls} calls, {workers} worker{'s' * (workers > 1)}, a new connection for every call"
     )
     table.add_column("")
     for heading in ("calls", "right", "wrong data", "lost", "req/s"):

@@ -84,13 +84,14 @@ def document(worker: Figures, at: Progress, sessions: int | None) -> dict[str, A
 def line(worker: Figures, at: Progress, sessions: int | None) -> str:
     """One step, for people."""
     who = f"worker {worker.worker[:8]} [{worker.pid}]"
+    them, have = ("1 session", "has") if sessions == 1 else (f"{sessions} sessions", "have")
     match at.state:
         case "waiting":
             return f"{who} is to drain"
         case "starting":
             return f"{who} is to drain: its replacement [{at.replacement}] starts"
         case "draining":
-            return f"{who} drains" if sessions is None else f"{who} drains: {sessions} sessions left"
+            return f"{who} drains" if sessions is None else f"{who} drains: {them} left"
         case _:
-            ended = f"; {sessions} sessions have ended with it" if sessions else ""
+            ended = f"; {them} {have} ended with it" if sessions else ""
             return f"{who} has left{ended}"

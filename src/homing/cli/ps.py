@@ -42,6 +42,32 @@ _SPARE_OF_WORKERS: Final = (
     "sessions",
 )
 """What a terminal that is too narrow does not show, the first first."""
+SERVER_COLUMNS: Final = (
+    "address",
+    "app",
+    "workers",
+    "sessions",
+    "served",
+    "forwarded",
+    "handoffs",
+    "gone",
+    "up",
+)
+WORKER_COLUMNS: Final = (
+    "worker",
+    "pid",
+    "sessions",
+    "serving",
+    "served",
+    "per s",
+    "received",
+    "forwarded",
+    "given",
+    "adopted",
+    "lag",
+    "up",
+)
+"""What is shown of each worker; `per s` where rates are known, in `top`."""
 _NONE: Final = "no server with several workers runs under this user"
 
 
@@ -210,6 +236,7 @@ def as_document(server: Server, now: float) -> dict[str, Any]:
                 "stale": is_stale(figures, now),
                 "sessions": figures.sessions,
                 "open_sessions": figures.open_sessions,
+                "ended_sessions": figures.sessions - figures.open_sessions,
                 "serving": figures.serving,
                 "served": figures.served,
                 "received": figures.received,
@@ -233,6 +260,7 @@ def _sums(server: Server) -> dict[str, Any]:
     return {
         "sessions": sum(figures.sessions for figures in server.alive),
         "open_sessions": sum(figures.open_sessions for figures in server.alive),
+        "ended_sessions": sum(figures.sessions - figures.open_sessions for figures in server.alive),
         "serving": sum(figures.serving for figures in server.alive),
         "served": sum(figures.served for figures in server.all),
         "forwarded": sum(figures.forwarded for figures in server.all),
@@ -243,7 +271,6 @@ def _sums(server: Server) -> dict[str, Any]:
 
 
 def servers_table(servers: Sequence[Server], now: float) -> FittingTable:
-    names = ("address", "app", "workers", "sessions", "served", "forwarded", "handoffs", "gone", "up")
     rows = []
     for server in servers:
         sums, description = _sums(server), server.description
@@ -258,20 +285,18 @@ def servers_table(servers: Sequence[Server], now: float) -> FittingTable:
                 "up": duration(now - description.started),
             }
         )
-    return FittingTable(names, rows, whole=("address",), texts=("address", "app"), spare=_SPARE_OF_SERVERS)
+    return FittingTable(SERVER_COLUMNS, rows, whole=("address",), texts=("address", "app"), spare=_SPARE_OF_SERVERS)
 
 
 def workers_table(server: Server, now: float, rates: dict[str, float] | None = None) -> FittingTable:
     description = server.description
-    names = ["worker", "pid", "sessions", "serving", "served", "received", "forwarded", "given", "adopted", "lag", "up"]
-    if rates is not None:
-        names.insert(5, "per s")
+    names = [name for name in WORKER_COLUMNS if name != "per s" or rates is not None]
     rows = [
         {
             "worker": figures.worker[:8]
             + (" (silent)" if is_stale(figures, now) else " (drains)" if figures.draining else ""),
             "pid": str(figures.pid),
-            "sessions": f"{figures.open_sessions:,}" + (f" +{figures.ended:,} ended" if figures.ended else ""),
+            "sessions": _open_and_ended(figures),
             "serving": f"{figures.serving:,}",
             "served": f"{figures.served:,}",
             "per s": f"{rates[figures.worker]:,.0f}" if rates is not None and figures.worker in rates else "",
@@ -289,7 +314,8 @@ def workers_table(server: Server, now: float, rates: dict[str, float] | None = N
         notes.append("answers: " + ", ".join(f"{code} {count:,}" for code, count in answers.items()))
     if server.dead:
         served = sum(figures.served for figures in server.dead)
-        notes.append(f"{len(server.dead)} workers have exited; they had served {served:,} requests")
+        who = "1 worker has exited; it" if len(server.dead) == 1 else f"{len(server.dead)} workers have exited; they"
+        notes.append(f"{who} had served {served:,} requests")
     return FittingTable(
         names,
         rows,
@@ -299,6 +325,11 @@ def workers_table(server: Server, now: float, rates: dict[str, float] | None = N
         title=f"{description.address}  {description.app}  [{description.pid}]  {server.path}",
         notes=notes,
     )
+
+
+def _open_and_ended(figures: Figures) -> str:
+    ended = figures.sessions - figures.open_sessions
+    return f"{figures.open_sessions:,}" + (f" +{ended:,} ended" if ended else "")
 
 
 def is_stale(figures: Figures, now: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from homing.cli.tables import plain_table, widest
+from homing.routing.shown import ShownSession
 from homing.watch.servers import Server
 from homing.watch.sessions import WorkerSessions
 
@@ -33,8 +34,7 @@ def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[s
                 "unused_seconds": _rounded(session.unused_seconds),
                 "serving": session.serving,
             }
-            for each in found
-            for session in each.sessions
+            for each, session in _in_order(found)
         ],
         "ended": [
             {
@@ -53,6 +53,16 @@ def sessions_document(server: Server, found: Sequence[WorkerSessions]) -> dict[s
     }
 
 
+def _in_order(found: Sequence[WorkerSessions]) -> list[tuple[WorkerSessions, ShownSession]]:
+    """The sessions of all workers as each of them gives its own: open ones first, and of either those used last."""
+
+    def order(of: tuple[WorkerSessions, ShownSession]) -> tuple[bool, float]:
+        session = of[1]
+        return session.ended, session.age_seconds if session.unused_seconds is None else session.unused_seconds
+
+    return sorted(((each, session) for each in found for session in each.sessions), key=order)
+
+
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
@@ -69,17 +79,16 @@ def sessions_table(server: Server, found: Sequence[WorkerSessions]) -> Table:
     for name in ("age", "unused", "serving"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state")
-    for each in found:
-        for session in each.sessions:
-            table.add_row(
-                session.tag,
-                each.worker[:_WORKER_WIDTH],
-                str(each.pid),
-                duration(session.age_seconds),
-                "–" if session.unused_seconds is None else duration(session.unused_seconds),
-                str(session.serving),
-                "ended (closed), in its window" if session.ended else "open",
-            )
+    for each, session in _in_order(found):
+        table.add_row(
+            session.tag,
+            each.worker[:_WORKER_WIDTH],
+            str(each.pid),
+            duration(session.age_seconds),
+            "–" if session.unused_seconds is None else duration(session.unused_seconds),
+            str(session.serving),
+            "ended (closed), in its window" if session.ended else "open",
+        )
     for each in found:
         for gone in each.ended:
             ago = "" if gone.ago_seconds is None else f", {duration(gone.ago_seconds)} ago"

@@ -59,6 +59,8 @@ class Preset:
         unowned: What becomes of a request for a session that nobody owns, unless the user says where sessions begin.
         idle_seconds: How long a session without a request lives in the protocol, whatever the user set; None: no limit.
             Only where nothing else names sessions: all of a server's are kept alike.
+        hint: Says what is missing where a request that names no session shows that it takes a source which the protocol
+            does not know; None: nothing is.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Preset:
     gone_reply: GoneReply | None = None
     unowned: Literal["refuse", "adopt"] = "refuse"
     idle_seconds: float | None = None
+    hint: Callable[[Scope], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,20 @@ def mcp_gone(scope: Scope) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     return 404, [(b"content-type", kind), (b"content-length", str(len(body)).encode())], body
 
 
+def mcp_hint(scope: Scope) -> str | None:
+    """What is missing where a tool is called in the sessionless era: the handle that its state hangs on.
+
+    Only there has a request the header `Mcp-Method`, which is required. Source: MCP specification 2026-07-28, transports.
+    """
+    if not any(name == b"mcp-method" and value == b"tools/call" for name, value in scope["headers"]):
+        return None
+    return (
+        "a tool was called without a session (MCP 2026-07-28), so it runs at any worker: if its state hangs on a handle, an "
+        "argument that another tool's result carries first, add --session mcp-handle:NAME with the name of that argument "
+        "(in code: homing.mcp_handle(NAME)); if the tools keep nothing in memory, all is well"
+    )
+
+
 def preset(name: str) -> Preset:
     """The preset of that name.
 
@@ -159,6 +176,7 @@ PRESETS: Final[dict[str, Preset]] = {
         method_ends=(MethodEnd("DELETE", _MCP_HEADER),),
         gone_status=404,
         gone_reply=mcp_gone,
+        hint=mcp_hint,
     ),
     "engineio": Preset(
         "engineio",

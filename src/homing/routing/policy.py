@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from homing.placement import PlacementOptions
 from homing.routing.answers import ErrorReply, GoneReply
 from homing.types import Scope
 
+if TYPE_CHECKING:
+    from homing.routing.worker import Worker
 
-def nothing(scope: Scope, status: int) -> None:
+
+def nothing(scope: Scope, about: object) -> None:
     """For whoever need not be told."""
 
 
@@ -30,6 +34,7 @@ class Policy:
             way do.
         placing: How new sessions are placed, and limited over all workers; None: they begin where they arrive.
         unnamed_start: Told the scope and status of a start that succeeded, and named no session.
+        unnamed_request: Told the scope of any other request that names none, and the worker that is about to serve it.
         scatter: Test mode: every request first lands on a wrong worker.
         owner_timeout_seconds, graceful_seconds, sweep_seconds: As their users say.
         lifespan_required: An app without lifespan is an error, as under `--lifespan on`.
@@ -43,6 +48,7 @@ class Policy:
     max_sessions: int | None = None
     placing: PlacementOptions | None = None
     unnamed_start: Callable[[Scope, int], object] = nothing
+    unnamed_request: Callable[[Scope, Worker], object] = nothing
     scatter: bool = False
     owner_timeout_seconds: float = 30.0
     graceful_seconds: float | None = None

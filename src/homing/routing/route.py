@@ -369,6 +369,8 @@ class Routing:
             request = RoutedRequest(worker, named, None)
             if named.start:
                 request.take_place(self._policy.unnamed_start)
+            else:
+                self._policy.unnamed_request(self._scope, worker)
             return request
         session_id = new_session_id()
         request = RoutedRequest(worker, named, session_id)

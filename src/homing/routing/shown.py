@@ -8,9 +8,9 @@ Not here: who asks (`homing.watch`), and how the question comes (`homing.forward
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import AsyncGenerator, Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,10 +19,14 @@ from homing.lifetime import Seen
 from homing.types import SESSION, session_tag
 
 if TYPE_CHECKING:
+    from homing.directory.ownership import Entry
     from homing.routing.worker import Worker
 
 _AT_ONCE: Final = 250
 """Sessions described in one turn of the event loop: about half a millisecond."""
+
+_MOST_COMPARED: Final = 20_000
+"""Sessions of which the most wanted are chosen; of more, those that came last: a page that is looked at asks every second."""
 
 
 class ShownSession(msgspec.Struct, frozen=True, array_like=True):
@@ -74,9 +78,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 async def shown(worker: Worker, limit: int) -> AsyncGenerator[bytes, None]:
-    """The worker's sessions, those that came first first, and its last endings, the latest first; encoded `Shown`s."""
+    """The worker's sessions, and its last endings, the latest first; encoded `Shown`s.
+
+    Open sessions come before ended ones, and of either those that were used last: what is over the limit is the rest.
+    """
     seen: Callable[[str], Seen | None] | None = getattr(worker.lifetimes, "seen", None)
-    chosen = list(islice(worker.owners.owned(), limit))
+    chosen = await _most_wanted(list(worker.owners.owned()), limit, seen)
     # Where one app has the directory to itself, a record's name begins with the tag: no digest has to be made again.
     plain = worker.owners.kind == SESSION
     left_out = max(0, len(worker.owners) - len(chosen))
@@ -86,9 +93,7 @@ async def shown(worker: Worker, limit: int) -> AsyncGenerator[bytes, None]:
         for entry in chosen[first : first + _AT_ONCE]:
             if not entry.owned:
                 continue  # it has ended while others were described
-            known = None if seen is None else seen(entry.key)
-            unused = 0.0 if entry.serving else None if known is None else known.unused_seconds
-            ended = known is not None and known.ended
+            ended, unused = _state(entry, seen)
             tag = entry.name[:12] if plain else session_tag(entry.key)
             sessions.append(ShownSession(tag, ended, now - entry.since, unused, entry.serving))
         yield _encode(Shown(sessions=sessions))
@@ -103,3 +108,25 @@ async def shown(worker: Worker, limit: int) -> AsyncGenerator[bytes, None]:
         yield _encode(Shown(ended=part))
         await asyncio.sleep(0)
     yield _encode(Shown(left_out=left_out))
+
+
+async def _most_wanted(owned: list[Entry], limit: int, seen: Callable[[str], Seen | None] | None) -> list[Entry]:
+    """So many of the sessions at most: open before ended, then by their last use, then by when they came, the latest first."""
+    best: list[tuple[bool, float, int, Entry]] = []
+    compared = owned[-max(_MOST_COMPARED, limit) :]
+    for first in range(0, len(compared), _AT_ONCE):
+        now = time.monotonic()
+        for number, entry in enumerate(compared[first : first + _AT_ONCE], first):
+            ended, unused = _state(entry, seen)
+            best.append((ended, now - entry.since if unused is None else unused, -number, entry))
+        if len(best) > 2 * limit:
+            best = heapq.nsmallest(limit, best)
+        await asyncio.sleep(0)
+    return [entry for *_, entry in heapq.nsmallest(limit, best)]
+
+
+def _state(entry: Entry, seen: Callable[[str], Seen | None] | None) -> tuple[bool, float | None]:
+    """Whether the session has ended, and how long it has not been used; None if the worker cannot tell."""
+    known = None if seen is None else seen(entry.key)
+    unused = 0.0 if entry.serving else None if known is None else known.unused_seconds
+    return known is not None and known.ended, unused

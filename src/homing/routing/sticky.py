@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
 from homing.errors import ConfigurationError
-from homing.identity import Source, SourcesIdentity
+from homing.identity import McpHandleSource, Source, SourcesIdentity
 from homing.lifetime import IdleLifetimes
 from homing.routing.middleware import SessionRoutingMiddleware
-from homing.routing.options import DAY_SECONDS, RoutingOptions
+from homing.routing.options import DAY_SECONDS, CheckedOptions, RoutingOptions
 from homing.routing.policy import Policy
 from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.sweeper import sweep_interval
-from homing.routing.unnamed import UnnamedStarts
+from homing.routing.unnamed import UnnamedRequests, UnnamedStarts
 from homing.rundir import leave_run_directory, siblings_directory
 from homing.types import ASGIApp, Scope
 
@@ -134,6 +134,7 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         max_sessions=options.max_sessions_per_worker,
         placing=options.placing,
         unnamed_start=UnnamedStarts(identity.starts),
+        unnamed_request=_watch_of_nameless(checked),
         scatter=options.scatter,
         owner_timeout_seconds=options.owner_timeout_seconds,
         graceful_seconds=options.graceful_seconds,
@@ -159,6 +160,14 @@ def build(app: ASGIApp, options: RoutingOptions) -> SessionRoutingMiddleware:
         app_name=app_name,
     )
     return router
+
+
+def _watch_of_nameless(checked: CheckedOptions) -> UnnamedRequests:
+    preset = checked.preset
+    sources = [source.spec for source in checked.sessions] + ([] if preset is None else [f"--preset {preset.name}"])
+    # Whoever has declared one handle knows what handles are.
+    knows = any(isinstance(source, McpHandleSource) for source in checked.sessions)
+    return UnnamedRequests(sources, None if preset is None or knows else preset.hint, scatter=checked.options.scatter)
 
 
 def _run_directory(given: str | None, app_name: str) -> Callable[[], str]:

@@ -302,7 +302,9 @@ class Worker:
         """One line for each event of a worker's life."""
         sessions = len(self.owners)
         fields = {"event": f"worker_{what}", "worker": self.id, "pid": os.getpid(), "sessions": sessions}
-        lost = f"; {sessions} sessions end with it" if what == "stops" and sessions else ""
+        lost = ""
+        if what == "stops" and sessions:
+            lost = "; 1 session ends with it" if sessions == 1 else f"; {sessions} sessions end with it"
         logger.info("worker %s [%d] %s%s", self.id, os.getpid(), what, lost, extra=fields)
 
     def count_ended(self) -> int:

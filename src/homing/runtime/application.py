@@ -116,22 +116,25 @@ def _routed_part(app: object) -> object | None:
 
 
 def _import(name: str) -> object:
-    module = name.partition(":")[0]
+    module, _, rest = name.partition(":")
     try:
         return import_from_string(name)
-    except ImportFromStringError as error:
-        where = sys.path[0] or os.getcwd()
-        hint = (
-            f"it was looked for from {where}, which --app-dir changes"
-            if module not in sys.modules
-            else "check its name"
-        )
-        raise StartupError(f"cannot load {name}: {str(error).rstrip('.')}; {hint}") from error
     except SystemExit as error:
         raise StartupError(f"cannot load {name}: importing it ended the process (exit code {error.code!r})") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, ImportError | ImportFromStringError) and (module.endswith(".py") or "/" in module):
+            meant = module.removesuffix(".py").strip("./").replace("/", ".")
+            raise StartupError(f"cannot load {name}: it is named as a file is; write {meant}:{rest}") from error
+        if isinstance(error, ImportFromStringError):
+            where = sys.path[0] or os.getcwd()
+            hint = (
+                f"it was looked for from {where}, which --app-dir changes"
+                if module not in sys.modules
+                else "check its name"
+            )
+            raise StartupError(f"cannot load {name}: {str(error).rstrip('.')}; {hint}") from error
         logger.debug("importing %s failed", name, exc_info=True)
         raise StartupError(
             f'cannot load {name}: {_describe(error)}; python -c "import {module}" shows the whole traceback'

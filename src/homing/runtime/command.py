@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import os
 import socket
@@ -35,7 +36,7 @@ from homing.runtime.control import Control
 from homing.runtime.dashboard import serve_dashboard
 from homing.runtime.link import FromWorker, Loaded
 from homing.runtime.listeners import Listeners
-from homing.runtime.metrics import serve_metrics
+from homing.runtime.metrics import METRICS_HOST, serve_metrics
 from homing.runtime.metrics_route import check_metrics_route
 from homing.runtime.parameters import OwnOption, own_options
 from homing.runtime.secret import keep_server_secret, make_server_secret
@@ -183,6 +184,7 @@ def _refuse_what_cannot_work(
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} shows how requests find their workers: use it with --workers 2 or more, routed"
             )
+    _refuse_one_port_for_two(server, own)
     if own["log_format"] != "text" and server["log_config"] is not None:
         raise ConfigurationError("--log-config says how lines look: leave out --log-format")
     if workers == 1:
@@ -198,6 +200,24 @@ def _refuse_what_cannot_work(
         raise ConfigurationError("--fd works with --workers 1 only: use --host and --port, or --uds")
     if server["lifespan"] == "off":
         raise ConfigurationError("--lifespan off: homing opens a worker's private socket in it; use auto or on")
+
+
+_LOOPBACK_TOO: Final = ("", "0.0.0.0", "::", "localhost")  # noqa: S104 - addresses that are looked for
+"""Hosts at which a server also has a port of 127.0.0.1, which some of homing's own options take; `::` where it is for IPv4 too."""
+
+
+def _refuse_one_port_for_two(server: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """See that no two of a server's listeners want one port. 0 is any, so it is nobody else's."""
+    ports = {f"--{name.replace('_', '-')}": own[name] for name in ("metrics_port", "dashboard_port") if own[name]}
+    host = server["host"] or ""
+    by_port = server["uds"] is None and server["fd"] is None
+    if by_port and (host in _LOOPBACK_TOO or host == METRICS_HOST):
+        ports["--port"] = server["port"]
+    for first, second in itertools.combinations(ports, 2):
+        if ports[first] == ports[second]:
+            raise ConfigurationError(
+                f"{second} and {first} are both {ports[first]}: each needs a port of its own; choose another {first} (0: any)"
+            )
 
 
 def _config(ctx: click.Context, given: Mapping[str, Any], workers: int, app: object, *, log_format: str) -> RunConfig:

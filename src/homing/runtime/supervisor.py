@@ -362,7 +362,7 @@ class Supervisor(Multiprocess):
     def handle_ttin(self) -> None:
         """SIGTTIN: one worker more."""
         self.processes_num += 1
-        logger.info("Received SIGTTIN, there are now %d workers.", self.processes_num)
+        self._say_how_many("SIGTTIN")
         self._add_slot()
 
     def handle_ttou(self) -> None:
@@ -371,12 +371,16 @@ class Supervisor(Multiprocess):
             logger.info("Received SIGTTOU, but one worker has to stay.")
             return
         self.processes_num -= 1
-        logger.info("Received SIGTTOU, there are now %d workers.", self.processes_num)
+        self._say_how_many("SIGTTOU")
         slot = self._slots.pop()
         self._listeners.give_back(slot.listener)
         for worker in (slot.replacement, slot.worker):
             if worker is not None:
                 self._retire(worker)
+
+    def _say_how_many(self, received: str) -> None:
+        there_are = "is now 1 worker" if self.processes_num == 1 else f"are now {self.processes_num} workers"
+        logger.info("Received %s, there %s.", received, there_are)
 
     # --- stopping ---
 

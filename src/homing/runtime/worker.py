@@ -145,8 +145,8 @@ class HomingServer(Server):
         self._tell(Drained(left))
         fields = {"event": "worker_drained", "pid": os.getpid(), "sessions": left}
         if left:
-            text = "worker [%d]: the time to drain is over; %d sessions end with it"
-            logger.warning(text, os.getpid(), left, extra=fields)
+            ends = "1 session ends" if left == 1 else f"{left} sessions end"
+            logger.warning("worker [%d]: the time to drain is over; %s with it", os.getpid(), ends, extra=fields)
         else:
             logger.info("worker [%d] has drained", os.getpid(), extra=fields)
         self._limit_graceful_shutdown()

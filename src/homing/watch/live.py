@@ -131,7 +131,8 @@ class Live:
             "memory_bytes": resident_bytes(figures.pid),
             "sessions": [
                 [each.tag, round(each.age_seconds, 1), _rounded(each.unused_seconds), each.serving, int(each.ended)]
-                for each in found.sessions
+                # In the order they came, so that a session's cell stays where it is while others are used.
+                for each in sorted(found.sessions, key=lambda each: each.age_seconds, reverse=True)
             ],
             "left_out": found.left_out,
         }

@@ -156,8 +156,11 @@ def find_server(name: str) -> Server:
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{each.description.address} [{each.description.pid}]" for each in servers) or "none"
-    how_many = "more than one server is" if found else "no running server is"
-    raise ConfigurationError(f"{how_many} called {name}; running: {listed}")
+    if found:
+        raise ConfigurationError(f"more than one server is called {name}; running: {listed}")
+    raise ConfigurationError(
+        f"no running server is called {name}; running: {listed} (a server with one worker routes nothing, and is not listed)"
+    )
 
 
 def _names(server: Server) -> tuple[str, ...]:

@@ -33,3 +33,13 @@ def test_a_killed_workers_handle_is_gone_and_new_ones_work(server: Served) -> No
     assert tally["error_after_kill"] == "Session not found"
     assert tally["statuses"]["POST 404"] == 1
     assert (tally["clients"], tally["right"]) == (2, 6)
+
+
+@pytest.mark.parametrize(("handle", "lines"), [((), 1), (("--session", "mcp-handle:book"), 0)], ids=["none", "book"])
+def test_calls_without_a_session_and_without_a_handle_are_warned_of_once(handle: tuple[str, ...], lines: int) -> None:
+    with served("examples.mcp_handles_server:mcp", "--preset", "mcp", *handle, "--no-handoff", workers=2) as server:
+        drive(DRIVER, f"{server.url}/mcp", "--handles", "--clients", "1", "--calls", "3")
+    told = [line for line in server.lines if "add --session mcp-handle:NAME" in line]
+    # Each worker says it once, and both may have been asked.
+    assert bool(told) is bool(lines)
+    assert len(told) <= 2 * lines

@@ -14,6 +14,8 @@ from tests.support.running import ROOT
 
 import homing
 import homing.rl
+from homing.cli.commands import INTERRUPTED_EXIT_CODE, OUTPUT_EXIT_CODE, STARTUP_EXIT_CODE, USAGE_EXIT_CODE
+from homing.cli.ps import SERVER_COLUMNS, WORKER_COLUMNS
 from homing.cli.run import run
 from homing.errors import ReplyError
 from homing.identity import PRESETS, parse_source
@@ -66,6 +68,26 @@ def test_the_tag_of_a_session_is_computed_as_the_page_says() -> None:
     scope: dict[str, str] = {}
     exec(code, scope)
     assert scope["tag"] == session_tag("alice") == key_digest(SESSION, "alice")[:12]
+
+
+def test_the_table_of_exit_codes_has_those_there_are() -> None:
+    shown = re.findall(r"^\| (\d+) \| ", PAGE.read_text(), re.MULTILINE)
+    assert list(map(int, shown)) == [
+        0,
+        OUTPUT_EXIT_CODE,
+        USAGE_EXIT_CODE,
+        STARTUP_EXIT_CODE,
+        INTERRUPTED_EXIT_CODE,
+    ]
+
+
+def test_every_column_of_ps_and_top_is_explained() -> None:
+    page = (ROOT / "docs" / "howto" / "observe.md").read_text()
+    table = page[page.index("| column | of | says |") :].partition("\n\n")[0]
+    shown = dict(re.findall(r"^\| `([\w ]+)` \| (\w+) \|", table, re.MULTILINE))
+    of = {(True, True): "both", (True, False): "server", (False, True): "worker"}
+    names = {*SERVER_COLUMNS, *WORKER_COLUMNS}
+    assert shown == {name: of[name in SERVER_COLUMNS, name in WORKER_COLUMNS] for name in names}
 
 
 def replies() -> list[type[ReplyError]]:

@@ -134,3 +134,35 @@ def test_a_unix_socket_that_cannot_be_made_is_named(line_of: LineOf, tmp_path: P
     assert f"cannot serve on --uds {tmp_path / place}" in line
     assert "at most 107 bytes" in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--port 8714 --metrics-port 8714", "--port and --metrics-port are both 8714"),
+        ("--port 8714 --dashboard-port 8714 --host 0.0.0.0", "--port and --dashboard-port are both 8714"),
+        ("--port 8714 --metrics-port 8715 --dashboard-port 8715", "--dashboard-port and --metrics-port are both 8715"),
+        ("--uds {tmp_path}/s --metrics-port 8715 --dashboard-port 8715", "--dashboard-port and --metrics-port"),
+        ("--metrics-port 8000", "--port and --metrics-port are both 8000"),
+    ],
+)
+def test_one_port_for_two_listeners_is_refused(line_of: LineOf, tmp_path: Path, options: str, said: str) -> None:
+    line = line_of(APP, "--workers", "2", "--session", "cookie:a", *options.format(tmp_path=tmp_path).split(), code=2)
+    assert said in line
+    assert "(0: any)" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--port 0 --metrics-port 0 --dashboard-port 0",
+        "--uds {tmp_path}/s --port 8714 --metrics-port 8714",
+        "--host 192.0.2.1 --port 8714 --metrics-port 8714",
+    ],
+)
+def test_ports_that_are_not_one_and_the_same_are_not_refused(line_of: LineOf, tmp_path: Path, options: str) -> None:
+    """What is refused here comes after that: a run directory that cannot be."""
+    (tmp_path / "file").touch()
+    words = options.format(tmp_path=tmp_path).split()
+    line = line_of(APP, "--workers", "2", "--session", "cookie:a", "--run-dir", str(tmp_path / "file"), *words, code=2)
+    assert str(tmp_path / "file") in line

@@ -37,6 +37,16 @@ def test_the_mcp_session_header_names_the_session_on_any_path_and_method() -> No
         assert (found.session_id, found.start, found.end) == ("m1", False, False)
 
 
+def test_a_tool_that_is_called_without_a_session_takes_a_handle() -> None:
+    hint = PRESETS["mcp"].hint
+    assert hint is not None
+    call = hint(request("POST", "/mcp", [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call")]))
+    assert call is not None
+    assert "add --session mcp-handle:NAME" in call
+    assert hint(request("POST", "/mcp", [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/list")])) is None
+    assert hint(request("POST", "/mcp", [("mcp-protocol-version", "2025-06-18")])) is None
+
+
 def test_a_delete_ends_the_session_its_header_names_wherever_the_server_is_mounted() -> None:
     for path in ("/mcp", "/", "/api/tools/mcp/"):
         assert named(request("DELETE", path, [("mcp-session-id", "m1")])).end

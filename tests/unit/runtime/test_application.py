@@ -74,6 +74,17 @@ def test_a_function_without_arguments_is_a_factory_without_being_told(write: Wri
     assert loaded("shop:make", factory=True).app is sys.modules["shop"].app
 
 
+def test_whoever_names_a_file_is_told_what_to_write(write: Write) -> None:
+    write(ASGI3)
+    for name, meant in {
+        "shop.py:app": "shop:app",
+        "src/shop.py:app": "src.shop:app",
+        "src/shop:app": "src.shop:app",
+    }.items():
+        with pytest.raises(StartupError, match=rf"cannot load {name}: .*; write {meant}$"):
+            loaded(name)
+
+
 def test_a_factory_may_make_an_mcp_server(write: Write) -> None:
     write(
         ASGI3
