@@ -13,7 +13,11 @@ from homing.errors import ConfigurationError
 from homing.web.replay import Recorded, contact_sheet, find_recording, recordings_below, replay_page
 
 
-@click.command("replay", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "replay",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Show what a session left, as a page.",
+)
 @click.argument("session", required=False)
 @click.option(
     "--recordings",
