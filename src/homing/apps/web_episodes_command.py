@@ -14,8 +14,7 @@ from homing.apps.web_resources import WebResources
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import SiteRule
-from homing.web.registry import assembly, parse_settings
-from homing.web.serve_command import assembly_parameters, settings_of, task_set_names
+from homing.web.serve_command import assembly_of, assembly_parameters, settings_of
 
 
 def _episodes(
@@ -40,13 +39,7 @@ def _episodes(
     """
     make = partial(
         WebResources,
-        assembly(
-            task_set_names(tasks),
-            provider=provider,
-            provider_options=parse_settings(provider_options),
-            recordings=recordings,
-            trace=trace,
-        ),
+        assembly_of(tasks, provider, provider_options, recordings, trace=trace),
         settings_of(max_sessions, settings),
         sites=SiteRule.parse(sites),
         name=name,

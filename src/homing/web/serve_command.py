@@ -17,7 +17,7 @@ from homing.errors import ConfigurationError
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import Assemble, SiteRule
-from homing.web.registry import assembly, parse_settings
+from homing.web.registry import assembly, checked, parse_settings
 from homing.web.server import WebServer
 from homing.web.settings import WebSettings, settings_from
 
@@ -53,13 +53,7 @@ def _serve(
         # A call may wait for minutes, for a site or a browser; a server that stops does not.
         given["timeout_graceful_shutdown"] = GRACEFUL_SECONDS
     made = settings_of(max_sessions, settings)
-    assemble: Assemble = assembly(
-        task_set_names(tasks),
-        provider=provider,
-        provider_options=parse_settings(provider_options),
-        recordings=recordings,
-        trace=trace,
-    )
+    assemble = assembly_of(tasks, provider, provider_options, recordings, trace=trace)
     make = partial(
         WebServer,
         assemble,
@@ -70,6 +64,24 @@ def _serve(
         max_body_bytes=max_body_bytes,
     )
     run_server(ctx, given, make)
+
+
+def assembly_of(
+    tasks: Sequence[str], provider: str, provider_options: Sequence[str], recordings: str | None, *, trace: bool
+) -> Assemble:
+    """What opens a worker's backends, browsers and recordings, seen to be possible here.
+
+    Raises:
+        ConfigurationError: something of it is unknown, cannot be as it is set, or is not installed.
+    """
+    made = assembly(
+        task_set_names(tasks),
+        provider=provider,
+        provider_options=parse_settings(provider_options),
+        recordings=recordings,
+        trace=trace,
+    )
+    return checked(made)
 
 
 def task_set_names(tasks: Sequence[str]) -> tuple[str, ...]:
