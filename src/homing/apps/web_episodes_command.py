@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from homing.apps.web_resources import WebResources
+from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import SiteRule
-from homing.web.serve_command import assembly_of, assembly_parameters, settings_of
+from homing.web.serve_command import assembly_of, assembly_parameters, settings_of, task_set_names
 
 
 def _episodes(
@@ -45,7 +46,8 @@ def _episodes(
         name=name,
         expose_tools_over_mcp=mcp,
     )
-    run_server(click.get_current_context(), given, make)
+    named = NamedFactory(f"web episodes {','.join(task_set_names(tasks))}", make)
+    run_server(click.get_current_context(), given, named)
 
 
 episodes = ServerCommand(

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from homing.errors import ConfigurationError
+from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import Assemble, SiteRule
@@ -23,7 +24,7 @@ from homing.web.settings import WebSettings, settings_from
 
 GRACEFUL_SECONDS: Final = 15
 
-_NAMES: Final = ", ".join(each.name for each in fields(WebSettings) if each.name != "allowed_benchmarks")
+_NAMES: Final = ", ".join(each.name for each in fields(WebSettings))
 
 
 def _serve(
@@ -63,7 +64,7 @@ def _serve(
         bearer_token=_token(token_env),
         max_body_bytes=max_body_bytes,
     )
-    run_server(ctx, given, make)
+    run_server(ctx, given, NamedFactory(f"web serve {','.join(task_set_names(tasks))}", make))
 
 
 def assembly_of(
@@ -152,12 +153,12 @@ def assembly_parameters() -> list[click.Parameter]:
         ),
         OwnOption(["--name"], default="server", show_default=True, help="Tells this server's cookie from others'."),
         OwnOption(
-            ["--max-sessions"],
+            ["--max-sessions-per-worker", "max_sessions"],
             metavar="N",
             type=click.IntRange(1),
             default=WebSettings().max_sessions,
             show_default=True,
-            help="Sessions at once, in each worker.",
+            help="Sessions at once in each worker: a seed beyond so many is answered 503.",
         ),
         OwnOption(
             ["--setting", "settings"],

@@ -114,9 +114,9 @@ def _named(given: str | os.PathLike[str] | None) -> tuple[Path, str] | None:
 
 
 def _unusable(path: Path) -> str | None:
-    if not path.exists():
+    if not os.path.exists(path):
         return "does not exist"
-    return None if path.is_file() and os.access(path, os.X_OK) else "is no executable file"
+    return None if os.path.isfile(path) and os.access(path, os.X_OK) else "is no executable file"
 
 
 def _named_line(path: Path, by: str, wrong: str) -> str:
