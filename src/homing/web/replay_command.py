@@ -27,7 +27,10 @@ from homing.web.replay import Recorded, contact_sheet, find_recording, recording
     help="Where the server keeps recordings (its --recordings).",
 )
 @click.option(
-    "--out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="[default: beside the recording]"
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the page or the picture goes. [default: beside the recordings]",
 )
 @click.option(
     "--sheet", is_flag=True, help="All sessions of the folder as one picture, in place of one session's page."

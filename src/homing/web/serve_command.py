@@ -24,7 +24,8 @@ from homing.web.settings import WebSettings, settings_from
 
 GRACEFUL_SECONDS: Final = 15
 
-_NAMES: Final = ", ".join(each.name for each in fields(WebSettings))
+SETTINGS: Final = ", ".join(each.name for each in fields(WebSettings))
+"""The names of all settings, as the help shows them."""
 
 
 def _serve(
@@ -164,7 +165,7 @@ def assembly_parameters() -> list[click.Parameter]:
             ["--setting", "settings"],
             metavar="NAME=VALUE",
             multiple=True,
-            help=f"How long anything may take, and the like: {_NAMES}.",
+            help=f"How long anything may take, and the like: {SETTINGS}.",
         ),
     ]
 

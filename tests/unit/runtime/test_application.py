@@ -196,7 +196,7 @@ def test_a_commands_own_factory_goes_by_its_name_and_says_itself_what_cannot_be(
 
     named = NamedFactory("rl serve Thing-v0", refuse)
     assert str(named) == "rl serve Thing-v0"
-    with pytest.raises(ConfigurationError, match="^cannot make the thing$"):
+    with pytest.raises(ConfigurationError, match=r"^cannot make the thing$"):
         load(named, factory=True, interface="auto", host="127.0.0.1")
     with pytest.raises(StartupError, match="cannot load rl serve Thing-v0: the factory failed with ZeroDivisionError"):
         load(NamedFactory("rl serve Thing-v0", lambda: 1 // 0), factory=True, interface="auto", host="127.0.0.1")
