@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from homing.apps.web_resources import WebResources
+from homing.rl.resources import check_mcp_sdk
 from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
@@ -38,6 +39,8 @@ def _episodes(
 
     A task's data are {"benchmark": "miniwob", "task_id": "click-button", "seed": 0}.
     """
+    if mcp:
+        check_mcp_sdk("--mcp")
     make = partial(
         WebResources,
         assembly_of(tasks, provider, provider_options, recordings, trace=trace),

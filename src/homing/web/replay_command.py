@@ -44,16 +44,13 @@ def replay(session: str | None, recordings: Path, out: Path | None, sheet: bool)
     """
     if sheet == (session is not None):
         raise click.UsageError("name a session, or give --sheet")
-    try:
-        if session is None:
-            out = out or recordings / "contact-sheet.png"
-            _write(out, contact_sheet(_recorded(recordings)))
-        else:
-            recorded = find_recording(recordings, session)
-            out = out or recordings / f"{recorded.tag}.html"
-            _write(out, replay_page(recorded).encode())
-    except ConfigurationError as error:
-        raise click.ClickException(str(error)) from error
+    if session is None:
+        out = out or recordings / "contact-sheet.png"
+        _write(out, contact_sheet(_recorded(recordings)))
+    else:
+        recorded = find_recording(recordings, session)
+        out = out or recordings / f"{recorded.tag}.html"
+        _write(out, replay_page(recorded).encode())
     click.echo(str(out))
 
 

@@ -86,3 +86,8 @@ def test_a_remote_browser_needs_the_driver_too_and_settings_that_can_be(there: P
 def test_a_recordings_folder_that_cannot_be_is_refused(there: Path) -> None:
     said = refusal("serve", "--recordings", str(there / "runs"), chromium=there)
     assert said == f"homing: the recordings' folder {there / 'runs'} cannot be made: Not a directory\n"
+
+
+def test_tools_over_mcp_without_its_sdk_name_the_extra(there: Path) -> None:
+    said = refusal("episodes", "--mcp", chromium=there, without=("mcp",))
+    assert said == "homing: --mcp needs the MCP SDK: pip install 'homing[mcp]'\n"
