@@ -45,7 +45,7 @@ Row = dict[str, float]
 @contextlib.asynccontextmanager
 async def server(*more: str) -> AsyncIterator[tuple[str, int]]:
     """`homing web serve` with one worker; its address and its process."""
-    async with served("web", "serve", "--tasks", "miniwob", "--max-sessions", "64", *more) as there:
+    async with served("web", "serve", "--tasks", "miniwob", "--max-sessions-per-worker", "64", *more) as there:
         yield there
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from homing.apps.web_resources import WebResources
+from homing.rl.resources import check_mcp_sdk
+from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import SiteRule
-from homing.web.registry import assembly, parse_settings
-from homing.web.serve_command import assembly_parameters, settings_of, task_set_names
+from homing.web.serve_command import assembly_of, assembly_parameters, settings_of, task_set_names
 
 
 def _episodes(
@@ -38,21 +39,18 @@ def _episodes(
 
     A task's data are {"benchmark": "miniwob", "task_id": "click-button", "seed": 0}.
     """
+    if mcp:
+        check_mcp_sdk("--mcp")
     make = partial(
         WebResources,
-        assembly(
-            task_set_names(tasks),
-            provider=provider,
-            provider_options=parse_settings(provider_options),
-            recordings=recordings,
-            trace=trace,
-        ),
+        assembly_of(tasks, provider, provider_options, recordings, trace=trace),
         settings_of(max_sessions, settings),
         sites=SiteRule.parse(sites),
         name=name,
         expose_tools_over_mcp=mcp,
     )
-    run_server(click.get_current_context(), given, make)
+    named = NamedFactory(f"web episodes {','.join(task_set_names(tasks))}", make)
+    run_server(click.get_current_context(), given, named)
 
 
 episodes = ServerCommand(

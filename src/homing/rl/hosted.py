@@ -66,9 +66,9 @@ class EnvKind:
         try:
             env = make()
         except Exception as error:
-            raise ConfigurationError(
-                f"the environment {name} cannot be made: {type(error).__name__}: {error}"
-            ) from error
+            # Gymnasium's own errors are sentences; of others, the type says most.
+            said = str(error) if isinstance(error, gymnasium.error.Error) else f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"cannot make the environment {name}: {said}") from error
         try:
             self.observation: Codec = codec_for(env.observation_space, name=f"the observation space of {name}")
             self.action: Codec = codec_for(env.action_space, name=f"the action space of {name}")

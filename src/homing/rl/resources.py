@@ -10,6 +10,7 @@ Not here: which worker a request reaches (`homing.routing`), and the MCP endpoin
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import logging
 import math
@@ -103,6 +104,19 @@ class Seeded(Generic[StateT]):
     tools: Sequence[str] | None = None
 
 
+def check_mcp_sdk(setting: str) -> None:
+    """See that the MCP SDK is installed, without importing it.
+
+    Args:
+        setting: What needs it, as whoever gave it calls it.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigurationError(f"{setting} needs the MCP SDK: pip install 'homing[mcp]'")
+
+
 class ResourcesServer(SessionServer[StateT]):
     """A resources server. Subclass it: `seed` makes a session's state, methods marked `@tool` act on it, `verify` judges it.
 
@@ -124,6 +138,8 @@ class ResourcesServer(SessionServer[StateT]):
 
     def __init__(self, *, expose_tools_over_mcp: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
+        if expose_tools_over_mcp:
+            check_mcp_sdk("expose_tools_over_mcp")
         self.expose_tools_over_mcp = expose_tools_over_mcp
         self.tools: dict[str, Tool] = tools_of(self)
         self._seed_data = _data_model(self.seed)

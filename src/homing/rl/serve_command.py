@@ -18,6 +18,7 @@ from homing.rl.gymnasium import (
     DEFAULT_THREADS,
     GymnasiumServer,
 )
+from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 
@@ -49,7 +50,7 @@ def _serve(
         idle_seconds=idle_seconds,
         step_timeout_seconds=step_timeout_seconds,
     )
-    run_server(ctx, given, make)
+    run_server(ctx, given, NamedFactory(f"rl serve {environment}", make))
 
 
 def _kwargs(text: str | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from uvicorn.importer import ImportFromStringError, import_from_string
 from uvicorn.middleware.asgi2 import ASGI2Middleware
 from uvicorn.middleware.wsgi import WSGIMiddleware  # type: ignore[attr-defined]  # chosen there at import, so not re-exported
 
-from homing.errors import StartupError
+from homing.errors import ConfigurationError, StartupError
 from homing.routing.options import RoutingOptions
 from homing.types import ASGIApp
 
@@ -49,6 +49,23 @@ class LoadedApp:
     mcp: bool
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class NamedFactory:
+    """A factory of a command's own app: `ps`, logs and errors call it by its name. Picklable if `make` is.
+
+    What it cannot make by the options it was given it says as a `ConfigurationError`, which is passed on as it is.
+    """
+
+    name: str
+    make: Callable[[], object]
+
+    def __call__(self) -> object:
+        return self.make()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def load(app: object, *, factory: bool, interface: Interface, host: str) -> LoadedApp:
     """Import APP and make an ASGI 3 app of it.
 
@@ -60,6 +77,7 @@ def load(app: object, *, factory: bool, interface: Interface, host: str) -> Load
 
     Raises:
         StartupError: APP cannot be imported, made or served.
+        ConfigurationError: a command's own factory cannot make its app by the options that were given.
     """
     name = app if isinstance(app, str) else repr(app)
     found = _import(app) if isinstance(app, str) else app
@@ -151,6 +169,8 @@ def _call_factory(name: str, factory: object, *, declared: bool) -> object:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(factory, NamedFactory) and isinstance(error, ConfigurationError):
+            raise
         logger.debug("the factory %s failed", name, exc_info=True)
         raise StartupError(f"cannot load {name}: the factory failed with {_describe(error)}") from error
     if inspect.iscoroutine(made):

@@ -81,7 +81,7 @@ def run_server(ctx: click.Context, given: dict[str, Any], app: object = None) ->
     Args:
         ctx: Of the command, whose parameters were made here.
         given: What its callback was called with, less the command's own arguments.
-        app: What to serve, if that is not among `given`: a picklable function that makes an app which declares its own
+        app: What to serve, if that is not among `given`: a picklable `NamedFactory` of an app which declares its own
             sessions, or such an app's `module:name`.
 
     Raises:
@@ -319,14 +319,11 @@ def _serve_many(config: RunConfig, run_dir: str | None, metrics_port: int | None
 
 
 def _description(config: RunConfig, listener: socket.socket) -> Description:
-    app = (
-        config.app if isinstance(config.app, str) else f"{type(config.app).__module__}:{type(config.app).__qualname__}"
-    )
     host = f"[{config.host}]" if ":" in config.host else config.host
     return Description(
         pid=os.getpid(),
         address=_as_text(config.uds or f"{host}:{listener.getsockname()[1]}"),
-        app=_as_text(app),
+        app=_as_text(str(config.app)),
         workers=config.workers,
         started=SYSTEM_CLOCK.wall(),
         version=homing.__version__,

@@ -395,7 +395,8 @@ class Progress:
 
 class TaskSet(Protocol):
     """Tasks of one benchmark. Found by entry point (group `homing.task_sets`): name → a callable without arguments that
-    makes one; one per worker.
+    makes one; one per worker, and one that is never started, to see that it can be made. A `ConfigurationError` says why it
+    cannot.
 
     Attributes:
         name: The benchmark's.

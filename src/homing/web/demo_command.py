@@ -158,7 +158,7 @@ def _serving(workers: int, at_once: int, folder: Path) -> contextlib.AbstractAsy
     command = (
         *(sys.executable, "-m", "homing", "web", "serve", "--tasks", "miniwob", "--workers", str(workers)),
         *("--host", "127.0.0.1", "--port", "0", "--no-access-log", "--no-use-colors", "--recordings", str(folder)),
-        *("--max-sessions", str(at_once)),
+        *("--max-sessions-per-worker", str(at_once)),
     )
     return child_server("demo's web", command, clean_environment(keep=(CHROMIUM_ENV, OWNER_ENV)))
 

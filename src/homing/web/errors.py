@@ -182,7 +182,25 @@ class BrowserLostError(WebError):
 
 
 class BrowserStartError(CapacityError):
-    """The browser supply could not start one; the message names what is missing."""
+    """The browser supply could not start one; the message, for the log, names what is missing.
+
+    Args:
+        shown: What the caller is shown, where the message has a path.
+    """
+
+    def __init__(self, message: str, *, shown: str | None = None) -> None:
+        super().__init__(message)
+        self._shown = shown
+
+    @property
+    def shown(self) -> str:
+        return self._shown or super().shown
+
+
+class NoBrowserError(BrowserStartError):
+    """No browser starts here, and no retry makes one: whoever runs the server has to install one, or to name another."""
+
+    retryable = False
 
 
 class BackendError(WebError):

@@ -73,6 +73,20 @@ def assembly(
     return made
 
 
+def checked(assemble: Assemble) -> Assemble:
+    """An assembly that has looked whether it could be opened on this machine: for a command, before it serves, so that what is
+    missing is told once, and not by each worker or each seed. One that has a method `check` is asked; it raises a
+    `ConfigurationError`, and opens nothing.
+
+    Raises:
+        ConfigurationError: it could not be opened.
+    """
+    check = getattr(assemble, "check", None)
+    if callable(check):
+        check()
+    return assemble
+
+
 def parse_settings(given: Sequence[str]) -> dict[str, Any]:
     """`NAME=VALUE` texts as a mapping; a value that is JSON is read as such, any other is a text.
 

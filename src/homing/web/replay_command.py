@@ -13,7 +13,11 @@ from homing.errors import ConfigurationError
 from homing.web.replay import Recorded, contact_sheet, find_recording, recordings_below, replay_page
 
 
-@click.command("replay", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "replay",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    short_help="Show what a session left, as a page.",
+)
 @click.argument("session", required=False)
 @click.option(
     "--recordings",
@@ -23,7 +27,10 @@ from homing.web.replay import Recorded, contact_sheet, find_recording, recording
     help="Where the server keeps recordings (its --recordings).",
 )
 @click.option(
-    "--out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="[default: beside the recording]"
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the page or the picture goes. [default: beside the recordings]",
 )
 @click.option(
     "--sheet", is_flag=True, help="All sessions of the folder as one picture, in place of one session's page."
@@ -37,16 +44,13 @@ def replay(session: str | None, recordings: Path, out: Path | None, sheet: bool)
     """
     if sheet == (session is not None):
         raise click.UsageError("name a session, or give --sheet")
-    try:
-        if session is None:
-            out = out or recordings / "contact-sheet.png"
-            _write(out, contact_sheet(_recorded(recordings)))
-        else:
-            recorded = find_recording(recordings, session)
-            out = out or recordings / f"{recorded.tag}.html"
-            _write(out, replay_page(recorded).encode())
-    except ConfigurationError as error:
-        raise click.ClickException(str(error)) from error
+    if session is None:
+        out = out or recordings / "contact-sheet.png"
+        _write(out, contact_sheet(_recorded(recordings)))
+    else:
+        recorded = find_recording(recordings, session)
+        out = out or recordings / f"{recorded.tag}.html"
+        _write(out, replay_page(recorded).encode())
     click.echo(str(out))
 
 

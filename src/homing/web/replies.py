@@ -59,7 +59,7 @@ def router_reply(error: ReplyError) -> Reply:
 
 def error_response(error: WebError) -> Response:
     """The reply for an error of this room."""
-    headers = {"retry-after": "1"} if error.status == 503 else {}
+    headers = {"retry-after": "1"} if error.status == 503 and error.retryable else {}
     return Response(
         body_of(error.shown, error.error_kind, error.retryable), error.status, headers, media_type="application/json"
     )

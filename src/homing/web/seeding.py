@@ -115,7 +115,10 @@ class Seeding:
         error = self._prepared.exception()
         if error is not None:
             self.last_provider_error = str(error)
-            raise error if isinstance(error, WebError) else CapacityError(f"no browser can be had: {error}") from error
+            logger.warning("no browser can be had: %s", error)
+            if isinstance(error, WebError):
+                raise error
+            raise CapacityError("no browser can be had; the server's log says why") from error
 
     async def _prepare_runtime(self) -> None:
         if self._prepare is not None:

@@ -14,16 +14,18 @@ from typing import Any, Final
 import click
 
 from homing.errors import ConfigurationError
+from homing.runtime.application import NamedFactory
 from homing.runtime.command import ServerCommand, run_server
 from homing.runtime.parameters import OwnOption, server_parameters
 from homing.web.assembly import Assemble, SiteRule
-from homing.web.registry import assembly, parse_settings
+from homing.web.registry import assembly, checked, parse_settings
 from homing.web.server import WebServer
 from homing.web.settings import WebSettings, settings_from
 
 GRACEFUL_SECONDS: Final = 15
 
-_NAMES: Final = ", ".join(each.name for each in fields(WebSettings) if each.name != "allowed_benchmarks")
+SETTINGS: Final = ", ".join(each.name for each in fields(WebSettings))
+"""The names of all settings, as the help shows them."""
 
 
 def _serve(
@@ -53,13 +55,7 @@ def _serve(
         # A call may wait for minutes, for a site or a browser; a server that stops does not.
         given["timeout_graceful_shutdown"] = GRACEFUL_SECONDS
     made = settings_of(max_sessions, settings)
-    assemble: Assemble = assembly(
-        task_set_names(tasks),
-        provider=provider,
-        provider_options=parse_settings(provider_options),
-        recordings=recordings,
-        trace=trace,
-    )
+    assemble = assembly_of(tasks, provider, provider_options, recordings, trace=trace)
     make = partial(
         WebServer,
         assemble,
@@ -69,7 +65,25 @@ def _serve(
         bearer_token=_token(token_env),
         max_body_bytes=max_body_bytes,
     )
-    run_server(ctx, given, make)
+    run_server(ctx, given, NamedFactory(f"web serve {','.join(task_set_names(tasks))}", make))
+
+
+def assembly_of(
+    tasks: Sequence[str], provider: str, provider_options: Sequence[str], recordings: str | None, *, trace: bool
+) -> Assemble:
+    """What opens a worker's backends, browsers and recordings, seen to be possible here.
+
+    Raises:
+        ConfigurationError: something of it is unknown, cannot be as it is set, or is not installed.
+    """
+    made = assembly(
+        task_set_names(tasks),
+        provider=provider,
+        provider_options=parse_settings(provider_options),
+        recordings=recordings,
+        trace=trace,
+    )
+    return checked(made)
 
 
 def task_set_names(tasks: Sequence[str]) -> tuple[str, ...]:
@@ -140,18 +154,18 @@ def assembly_parameters() -> list[click.Parameter]:
         ),
         OwnOption(["--name"], default="server", show_default=True, help="Tells this server's cookie from others'."),
         OwnOption(
-            ["--max-sessions"],
+            ["--max-sessions-per-worker", "max_sessions"],
             metavar="N",
             type=click.IntRange(1),
             default=WebSettings().max_sessions,
             show_default=True,
-            help="Sessions at once, in each worker.",
+            help="Sessions at once in each worker: a seed beyond so many is answered 503.",
         ),
         OwnOption(
             ["--setting", "settings"],
             metavar="NAME=VALUE",
             multiple=True,
-            help=f"How long anything may take, and the like: {_NAMES}.",
+            help=f"How long anything may take, and the like: {SETTINGS}.",
         ),
     ]
 

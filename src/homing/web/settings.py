@@ -76,6 +76,10 @@ class WebSettings:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name == "allowed_benchmarks":
+                if value is not None and not (
+                    isinstance(value, frozenset) and value and all(isinstance(name, str) for name in value)
+                ):
+                    raise ConfigurationError(f"web: allowed_benchmarks is {value!r}; it has to be names of benchmarks")
                 continue
             whole = each.name in _WHOLE
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -92,7 +96,7 @@ _NAMES: Final = frozenset(each.name for each in fields(WebSettings))
 
 
 def settings_from(given: Mapping[str, Any]) -> WebSettings:
-    """Settings from a mapping, such as a file's.
+    """Settings from a mapping, such as a file's. `allowed_benchmarks` may be a list, or a text with commas between.
 
     Raises:
         ConfigurationError: a name that is none, or a value that cannot be.
@@ -100,4 +104,9 @@ def settings_from(given: Mapping[str, Any]) -> WebSettings:
     unknown = sorted(given.keys() - _NAMES)
     if unknown:
         raise ConfigurationError(f"web: no such setting: {', '.join(unknown)}; there are {', '.join(sorted(_NAMES))}")
-    return WebSettings(**given)
+    allowed = given.get("allowed_benchmarks")
+    if isinstance(allowed, str):
+        allowed = [name.strip() for name in allowed.split(",") if name.strip()]
+    if isinstance(allowed, list) and all(isinstance(name, str) for name in allowed):
+        allowed = frozenset(allowed)
+    return WebSettings(**{**given, "allowed_benchmarks": allowed})

@@ -17,8 +17,8 @@ from homing.web.chromium.browser import kind_of
 from homing.web.chromium.rules import NavigationRules
 from homing.web.errors import (
     BrowserLostError,
-    BrowserStartError,
     InvalidActionError,
+    NoBrowserError,
     PageCrashedError,
     PageUnresponsiveError,
     SessionConflictError,
@@ -466,13 +466,15 @@ def test_a_stopped_browser_is_ended_within_its_deadline() -> None:
 def test_where_there_is_no_browser_a_seed_says_so_and_leaves_nothing() -> None:
     async def script(world: ChromiumWorld) -> None:
         for _ in range(2):
-            with pytest.raises(BrowserStartError, match="does not start") as refusal:
+            with pytest.raises(NoBrowserError, match="/nowhere/chromium, does not exist") as refusal:
                 await world.seed("s", "/form")
             assert (refusal.value.status, refusal.value.error_kind) == (503, "capacity_unavailable")
+            assert not refusal.value.retryable
+            assert "/nowhere" not in refusal.value.shown
             while not await world.manager.can_retry_seed("s"):
                 await asyncio.sleep(0.01)
         assert not world.manager.ledger
-        assert "does not start" in (await world.manager.health())["browser_provider"]["last_error"]
+        assert "/nowhere/chromium, does not exist" in (await world.manager.health())["browser_provider"]["last_error"]
 
     play({"/form": FORM}, script, local={"executable": "/nowhere/chromium"})
 

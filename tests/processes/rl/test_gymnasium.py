@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -64,6 +65,13 @@ def frozen_lake() -> Iterator[Running]:
 
 def url(server: Running) -> str:
     return f"http://127.0.0.1:{server.port}"
+
+
+def test_ps_calls_the_server_as_it_was_started(count: Running) -> None:
+    shown = subprocess.run(
+        [*HOMING, "ps", count.run_directory, "--json"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert [each["app"] for each in json.loads(shown.stdout)] == ["rl serve tests.support.rl_envs:Count-v0"]
 
 
 def rolled_out(env: gymnasium.Env[Any, Any], seed: int, steps: int) -> list[Any]:

@@ -296,5 +296,5 @@ def test_a_closed_session_has_a_recording_and_a_page(url: str, recordings: Path)
         [*HOMING, "web", "replay", "nobody", "--recordings", str(recordings)],
         env=environment(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert unknown.returncode == 1
+    assert unknown.returncode == 2
     assert "no recording" in unknown.stderr

@@ -215,7 +215,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for settings in ({"threads": 0}, {"idle_seconds": 0}):
         with pytest.raises(ConfigurationError, match=next(iter(settings))):
             GymnasiumServer("CartPole-v1", **settings)
-    with pytest.raises(ConfigurationError, match="NoSuch-v0 cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot make the environment NoSuch-v0: "):
         GymnasiumServer("NoSuch-v0")
 
 

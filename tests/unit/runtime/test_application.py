@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from homing import RESOURCES, install_session_routing
-from homing.errors import StartupError
-from homing.runtime.application import LoadedApp, is_routed, load
+from homing.errors import ConfigurationError, StartupError
+from homing.runtime.application import LoadedApp, NamedFactory, is_routed, load
 
 Write = Callable[[str], None]
 
@@ -199,3 +199,18 @@ def test_a_factory_that_is_none_is_refused(write: Write) -> None:
     write("app = 5\n")
     with pytest.raises(StartupError, match=r"is of type int, so it is no factory: leave --factory out"):
         loaded(factory=True)
+
+
+def test_a_commands_own_factory_goes_by_its_name_and_says_itself_what_cannot_be() -> None:
+    def refuse() -> object:
+        raise ConfigurationError("cannot make the thing")
+
+    named = NamedFactory("rl serve Thing-v0", refuse)
+    assert str(named) == "rl serve Thing-v0"
+    with pytest.raises(ConfigurationError, match=r"^cannot make the thing$"):
+        load(named, factory=True, interface="auto", host="127.0.0.1")
+    with pytest.raises(StartupError, match="cannot load rl serve Thing-v0: the factory failed with ZeroDivisionError"):
+        load(NamedFactory("rl serve Thing-v0", lambda: 1 // 0), factory=True, interface="auto", host="127.0.0.1")
+    # An app's own factory has a place in somebody's code, which the line shows.
+    with pytest.raises(StartupError, match=r"the factory failed with .*ConfigurationError: cannot make the thing"):
+        load(refuse, factory=True, interface="auto", host="127.0.0.1")

@@ -57,9 +57,9 @@ def test_every_setting_has_a_row_with_its_default() -> None:
         if len(row) == 3 and names_in(row[0]) and set(names_in(row[0])) <= set(defaults):
             values = [value.strip() for value in row[1].split(",")]
             shown |= dict(zip(names_in(row[0]), values, strict=True))
-    assert set(shown) == set(defaults) - {"allowed_benchmarks"}
+    assert set(shown) == set(defaults)
     for name, value in shown.items():
-        if name != "operations_at_once":
+        if name not in ("operations_at_once", "allowed_benchmarks"):
             assert float(value) == defaults[name], name
 
 
@@ -73,11 +73,20 @@ def test_every_setting_has_a_row_with_its_default() -> None:
         ({"max_sessions": True}, "whole number"),
         ({"nothing": 1}, "no such setting"),
         ({"heartbeat_seconds": 900.0}, "below lease_seconds"),
+        ({"allowed_benchmarks": 5}, "names of benchmarks"),
+        ({"allowed_benchmarks": [5]}, "names of benchmarks"),
+        ({"allowed_benchmarks": ""}, "names of benchmarks"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_in_a_line(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         settings_from(given)
+
+
+@pytest.mark.parametrize("given", ["miniwob, shop", ["miniwob", "shop"], frozenset({"miniwob", "shop"})])
+def test_allowed_benchmarks_are_whole_names_however_they_are_given(given: object) -> None:
+    # As a text they would allow every benchmark whose name is a part of it.
+    assert settings_from({"allowed_benchmarks": given}).allowed_benchmarks == {"miniwob", "shop"}
 
 
 @pytest.mark.parametrize("text", ["locked:2", "limited", "limited:0", "limited:x", "", "mine"])

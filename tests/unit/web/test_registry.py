@@ -14,6 +14,9 @@ from homing.web.chromium.provider import LocalProvider
 from homing.web.settings import WebSettings
 
 MODULE = """
+from homing.errors import ConfigurationError
+
+
 class Shop:
     name = "shop"
     viewport = None
@@ -34,8 +37,18 @@ class Browsers:
     async def start(self): pass
     async def aclose(self): Shop.started.append(f"end of {self.region}")
     def health(self): return {}
+
+
+class Unmade:
+    def __init__(self): raise ConfigurationError("the shop needs its stock: pip install stock")
+
+
+class Failing:
+    def __init__(self): raise OSError("no shelf")
 """
 ENTRIES = """[homing.task_sets]
+unmade = added_by_a_package:Unmade
+failing = added_by_a_package:Failing
 shop = added_by_a_package:Shop
 broken = added_by_a_package.nothing:Shop
 [homing.browser_providers]
@@ -82,9 +95,18 @@ def test_what_is_built_in_wins() -> None:
 
 
 def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="broken, miniwob, shop"):
+    with pytest.raises(ConfigurationError, match="broken, failing, miniwob, shop, unmade"):
         ChromiumAssembly(("nothing",))
     with pytest.raises(ConfigurationError, match="far, local_process, remote_cdp"):
         ChromiumAssembly(("shop",), provider="near")
     with pytest.raises(ConfigurationError, match="needs more than is installed"):
         ChromiumAssembly(("broken",))
+
+
+def test_what_cannot_be_made_is_told_at_once_and_not_in_each_worker() -> None:
+    with pytest.raises(ConfigurationError, match=r"^the shop needs its stock: pip install stock$"):
+        ChromiumAssembly(("unmade",))
+    with pytest.raises(ConfigurationError, match=r"the task set failing cannot be made: OSError: no shelf"):
+        ChromiumAssembly(("failing",))
+    with pytest.raises(ConfigurationError, match=r"the browser provider far cannot be made: TypeError: .*'zone'"):
+        ChromiumAssembly(("shop",), provider="far", provider_options={"zone": "north"})

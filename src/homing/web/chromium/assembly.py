@@ -5,19 +5,20 @@ Not here: the parts.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from homing.errors import ConfigurationError
 from homing.web.assembly import Assembly
 from homing.web.base import PROVIDERS_GROUP, TASK_SETS_GROUP, BrowserProvider, Recordings, TaskSet
 from homing.web.chromium.backend import ChromiumBackends, PlaySettings
+from homing.web.chromium.binary import check_binary
+from homing.web.chromium.driver import check_driver, import_driver
 from homing.web.chromium.provider import VIEWPORT, LocalProvider, LocalSettings
 from homing.web.chromium.remote import RemoteProvider
-from homing.web.recording import FolderRecordings, NoRecordings
+from homing.web.recording import FolderRecordings, NoRecordings, RecordingError
 from homing.web.registry import found_by_name
 from homing.web.runners import OperationGate
 from homing.web.settings import WebSettings
@@ -25,13 +26,16 @@ from homing.web.settings import WebSettings
 _LOCAL: Final = "local_process"
 _REMOTE: Final = "remote_cdp"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class ChromiumAssembly:
-    """See `Assemble`. What it names is looked up when it is made, so that a wrong name is told at once.
+    """See `Assemble`. What it names is looked up, and made once, when it is made: what cannot be is told at once, and not by
+    each worker.
 
     Raises:
-        ConfigurationError: there is no such task set or provider, or no such setting of it.
+        ConfigurationError: there is no such task set or provider, or no such setting of it, or it cannot be made.
     """
 
     tasks: tuple[str, ...]
@@ -43,9 +47,24 @@ class ChromiumAssembly:
     def __post_init__(self) -> None:
         if self.trace and self.recordings is None:
             raise ConfigurationError("web: traces are kept with recordings: give --recordings DIR too")
-        for name in self.tasks:
-            _task_set_maker(name)
-        _provider_maker(self.provider, self.provider_options)
+        task_sets = [_made_task_set(name) for name in self.tasks]
+        _provider_maker(self.provider, self.provider_options)(task_sets)
+
+    def check(self) -> None:
+        """See `homing.web.registry.checked`.
+
+        Raises:
+            ConfigurationError: no browser could be started here, or no recording kept.
+        """
+        if self.provider in (_LOCAL, _REMOTE):
+            check_driver()
+        if self.provider == _LOCAL:
+            check_binary(self.provider_options.get("executable"))
+        if self.recordings is not None:
+            try:
+                FolderRecordings(self.recordings)
+            except RecordingError as error:
+                raise ConfigurationError(str(error)) from error
 
     def __call__(self, settings: WebSettings) -> AbstractAsyncContextManager[Assembly]:
         """Open everything; see `Assemble`."""
@@ -56,7 +75,7 @@ class ChromiumAssembly:
         async with AsyncExitStack() as stack:
             task_sets: dict[str, TaskSet] = {}
             for name in self.tasks:
-                task_set: TaskSet = _task_set_maker(name)()
+                task_set = _made_task_set(name)
                 stack.push_async_callback(task_set.aclose)
                 await task_set.start()
                 task_sets[task_set.name] = task_set
@@ -65,18 +84,27 @@ class ChromiumAssembly:
             recordings: Recordings = NoRecordings() if self.recordings is None else FolderRecordings(self.recordings)
             gate = OperationGate(settings.operations_at_once, settings.wait_seconds)
             yield Assembly(
-                ChromiumBackends(task_sets, gate, PlaySettings(trace=self.trace)), browsers, recordings, _import_driver
+                ChromiumBackends(task_sets, gate, PlaySettings(trace=self.trace)), browsers, recordings, import_driver
             )
 
 
-def _import_driver() -> None:
-    """Half a second of importing, which must not be the event loop's."""
-    importlib.import_module("playwright.async_api")
+def _made_task_set(name: str) -> TaskSet:
+    """One that has not started, and so has nothing to close.
+
+    Raises:
+        ConfigurationError: there is none of that name, or it cannot be made.
+    """
+    make: Callable[[], TaskSet] = found_by_name(TASK_SETS_GROUP, name, "task set")
+    return _made(make, f"the task set {name}")
 
 
-def _task_set_maker(name: str) -> Callable[[], TaskSet]:
-    maker: Callable[[], TaskSet] = found_by_name(TASK_SETS_GROUP, name, "task set")
-    return maker
+def _made(make: Callable[[], T], what: str) -> T:
+    try:
+        return make()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{what} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _provider_maker(name: str, options: Mapping[str, Any]) -> Callable[[Sequence[TaskSet]], BrowserProvider]:
@@ -85,7 +113,7 @@ def _provider_maker(name: str, options: Mapping[str, Any]) -> Callable[[Sequence
         known = {each.name for each in fields(LocalSettings)}
         _check_names(name, given, known)
         for listed in ("viewport", "flags"):
-            if listed in given:
+            if isinstance(given.get(listed), list):
                 given[listed] = tuple(given[listed])
         sized = "viewport" in given
         settings = LocalSettings(**given)
@@ -104,9 +132,8 @@ def _provider_maker(name: str, options: Mapping[str, Any]) -> Callable[[Sequence
         _check_names(name, given, {"endpoint", "viewport"})
         if "endpoint" not in given:
             raise ConfigurationError("web: the provider remote_cdp needs endpoint=URL")
-        RemoteProvider(**given)  # what it cannot be is said now
         return lambda task_sets: RemoteProvider(**given)
-    maker = found_by_name(
+    maker: Callable[..., BrowserProvider] = found_by_name(
         PROVIDERS_GROUP,
         name,
         "browser provider",
@@ -114,8 +141,7 @@ def _provider_maker(name: str, options: Mapping[str, Any]) -> Callable[[Sequence
     )
 
     def added(task_sets: Sequence[TaskSet]) -> BrowserProvider:
-        made: BrowserProvider = maker(**given)
-        return made
+        return _made(lambda: maker(**given), f"the browser provider {name}")
 
     return added
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from homing.tasks import ended
 from homing.web.base import Footprint, ProcessMark
-from homing.web.chromium.binary import Binary
+from homing.web.chromium.binary import CHROMIUM_ENV, Binary
 from homing.web.chromium.driver import Driver
 from homing.web.errors import BrowserStartError
 from homing.web.processes import (
@@ -162,7 +162,7 @@ class Browser:
                 await asyncio.to_thread(remove_folder, folder)
             if not isinstance(error, Exception):
                 raise
-            logger.warning("a browser did not start", exc_info=error)
+            logger.warning("%s did not start; %s can name another", launch.binary, CHROMIUM_ENV, exc_info=error)
             raise BrowserStartError("the browser did not start; the server's log says why") from error
         logger.info("browser started, process %s", browser.process and browser.process.pid)
         return browser

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import importlib.util
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from homing.errors import ConfigurationError
 from homing.web.base import ProcessMark
-from homing.web.errors import BrowserStartError
+from homing.web.errors import BrowserStartError, NoBrowserError
 from homing.web.processes import browser_environment, children, command_line, end, is_running, is_stopped
 
 if TYPE_CHECKING:
@@ -25,10 +28,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DRIVER_MISSING: Final = "browsers need their driver, Playwright: pip install 'homing[web]'"
 _START_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 1.0
+
+
+def check_driver() -> None:
+    """See that Playwright is installed, without importing it.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if importlib.util.find_spec("playwright") is None:
+        raise ConfigurationError(f"web: {DRIVER_MISSING}")
+
+
+def import_driver() -> None:
+    """Half a second of importing, which must not be the event loop's.
+
+    Raises:
+        NoBrowserError: it is not installed.
+    """
+    try:
+        importlib.import_module("playwright.async_api")
+    except ImportError as error:
+        raise NoBrowserError(f"{DRIVER_MISSING} ({error})", shown=DRIVER_MISSING) from error
 
 
 class Driver:
@@ -43,12 +69,13 @@ class Driver:
         """Start one whose temporary files are below `folder`. One at a time: its process is told from what was there.
 
         Raises:
+            NoBrowserError: it is not installed.
             BrowserStartError: it does not start.
         """
         try:
             from playwright.async_api import async_playwright
         except ImportError as error:
-            raise BrowserStartError("the driver is not installed: pip install 'homing[web]'") from error
+            raise NoBrowserError(DRIVER_MISSING) from error
         before = set(children(os.getpid()))
         try:
             with _environment(folder):

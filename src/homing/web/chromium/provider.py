@@ -93,10 +93,31 @@ class LocalSettings:
     flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.executable is not None and not isinstance(self.executable, str):
+            raise ConfigurationError(f"web: executable is {self.executable!r}; it has to be a path")
+        for name in ("warm", "sessions_per_browser", "memory_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigurationError(f"web: {name} is {value!r}; it has to be a whole number")
+        check_viewport(self.viewport)
+        if not isinstance(self.flags, tuple) or not all(isinstance(each, str) for each in self.flags):
+            raise ConfigurationError(f"web: flags is {self.flags!r}; it has to be a list of texts")
         if self.isolation not in ("context", "browser"):
             raise ConfigurationError("web: isolation is 'context' or 'browser'")
         if self.warm < 0 or self.sessions_per_browser < 1:
             raise ConfigurationError("web: warm is 0 or more, sessions_per_browser 1 or more")
+
+
+def check_viewport(given: object) -> None:
+    """See that a viewport is one.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    sides = given if isinstance(given, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides):
+        shown = list(given) if isinstance(given, tuple) else given
+        raise ConfigurationError(f"web: viewport is {shown!r}; it has to be a width and a height, such as [1280, 720]")
 
 
 class LocalProvider:

@@ -23,6 +23,7 @@ from homing.web.base import BrowserHandle, BrowserSpec, Footprint
 from homing.web.chromium.context import Context
 from homing.web.chromium.driver import Driver
 from homing.web.chromium.held import Held
+from homing.web.chromium.provider import check_viewport
 from homing.web.errors import BrowserStartError
 from homing.web.processes import remove_folder
 
@@ -47,8 +48,9 @@ class RemoteProvider:
     renewable = False
 
     def __init__(self, endpoint: str, viewport: tuple[int, int] = (1280, 720)) -> None:
-        if urlsplit(endpoint).scheme not in ("http", "https", "ws", "wss"):
+        if not isinstance(endpoint, str) or urlsplit(endpoint).scheme not in ("http", "https", "ws", "wss"):
             raise ConfigurationError("web: the endpoint of remote_cdp is an http or ws URL")
+        check_viewport(viewport)
         self._endpoint = endpoint
         self._viewport = (int(viewport[0]), int(viewport[1]))
         self._folder: Path | None = None

@@ -167,4 +167,4 @@ def _installed_pages() -> Path:
         folder = Path(location) / "html"
         if (folder / "core" / "core.js").is_file():
             return folder
-    raise ConfigurationError("the task set miniwob needs its pages: pip install miniwob")
+    raise ConfigurationError("the task set miniwob needs its pages: pip install 'homing[web]'")
