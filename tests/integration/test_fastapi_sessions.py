@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+import os
 import secrets
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support import plain_http
 from tests.support.plain_http import Reply
 from tests.support.served import Served, served
+from tests.support.servers import ROOT, STARTED, serve_workers, uvicorn_run
+from tests.support.stories import blocks
 
 VISITORS = 30
 ITEMS = 10
@@ -69,3 +74,36 @@ def test_an_app_with_a_root_path_of_its_own_keeps_sessions_with_and_without_that
         for prefix in ("", "/api"):
             for _ in range(4):
                 assert asyncio.run(play(server.url + prefix)) == [{"steps": number} for number in (1, 2, 3)]
+
+
+def test_a_visitor_whose_worker_has_died_loses_the_cookie_and_begins_anew_as_the_page_says(tmp_path: Path) -> None:
+    for block in blocks(ROOT / "docs" / "howto" / "fastapi-sessions.md"):
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
+    argv = uvicorn_run("forgetting_shop:app", "--workers", "2")
+    env = {"SESSION_SECRET": secrets.token_hex(16), "HOMING_SESSION_SOCKET_DIR": None}
+
+    async def test() -> None:
+        async with serve_workers(argv, workers=2, env=env, cwd=tmp_path, clean=False) as server:
+            url = "http://{}:{}".format(*server.address)
+
+            async def post(path: str, cookie: str | None = None) -> Reply:
+                return await plain_http.request(
+                    url + path, "POST", headers=None if cookie is None else {"cookie": cookie}
+                )
+
+            cookie = (await post("/login")).cookie
+            assert (await post("/basket?item=tea", cookie)).json() == {"items": ["tea"]}
+            # Whichever has the session: each is killed, and has been replaced before the next one is.
+            workers = await server.log.until(r"Started server process \[(\d+)\]", 2)
+            for started, worker in enumerate(workers[:2], 3):
+                os.kill(int(worker[1]), signal.SIGKILL)
+                await server.log.until(STARTED, started)
+            for path in ("/basket?item=milk", "/login"):
+                gone = await post(path, cookie)
+                assert (gone.status, gone.header("homing-error")) == (410, "session_gone")
+                assert gone.header("set-cookie") == "session=; path=/; max-age=0"
+            anew = (await post("/login")).cookie
+            assert (await post("/basket?item=tea", anew)).json() == {"items": ["tea"]}
+
+    asyncio.run(test())

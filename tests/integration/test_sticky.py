@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from tests.support.pair import PairOptions, open_pair
-from tests.support.raw import Wire, connect, request
+from tests.support.raw import CLOSE, WebSocketWire, Wire, connect, request
 from tests.support.recorder import (
     Recorder,
     Stage,
@@ -385,6 +385,63 @@ def test_a_session_that_has_ended_stays_ended_when_another_ones_handler_touches_
             await call(wire, "ended")
             await call(wire, "another")
             assert router.lifetimes.count_ended() == 0
+
+    asyncio.run(test())
+
+
+def streaming_app(go_on: asyncio.Event) -> ASGIApp:
+    """`/events` is a reply, and a WebSocket, that has begun and completes once it may go on."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await go_on.wait()
+            await send({"type": "websocket.close"})
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+            if scope["path"] == "/events":
+                await go_on.wait()
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    return app
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_what_was_under_way_when_its_session_ended_does_not_open_it_again_and_what_comes_later_does(
+    tmp_path: Path, kind: str
+) -> None:
+    """A page's event stream, say, is still open at the log-out; the log-in after it has the same cookie."""
+
+    async def test() -> None:
+        go_on = asyncio.Event()
+        settings = {"ends": ["POST /end"], "unowned": "adopt"}
+        async with (
+            routed(streaming_app(go_on), tmp_path, **settings) as (router, wire),
+            connect(wire.remote) as under_way,
+        ):
+            assert router.worker is not None
+            client = WebSocketWire(under_way)
+            if kind == "websocket":
+                assert (await client.open("/events", [("x-session", "one")])).status == 101
+            else:
+                await under_way.send(request("GET", "/events", [("x-session", "one")]))
+                await under_way.until(b"ok")
+            assert (await call(wire, "one", method="POST", path="/end", body=b"")).status == 200
+            await call(wire, "another")  # the end has left
+            assert router.lifetimes.count_ended() == 1
+            go_on.set()
+            if kind == "websocket":
+                assert (await client.frame()).opcode == CLOSE
+            else:
+                await under_way.until(b"ok")
+            while router.worker.owners.served_now("one"):
+                await asyncio.sleep(0)
+            assert (router.lifetimes.count_ended(), router.worker.open_sessions) == (1, 1)
+            await call(wire, "one")
+            await call(wire, "another")
+            assert (router.lifetimes.count_ended(), router.worker.open_sessions) == (0, 2)
 
     asyncio.run(test())
 

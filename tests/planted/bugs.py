@@ -11,6 +11,7 @@ from tests.planted.bug import Bug, Change
 from tests.planted.drain_bugs import DRAIN_BUGS
 from tests.planted.episode_bugs import EPISODE_BUGS
 from tests.planted.placement_bugs import PLACEMENT_BUGS
+from tests.planted.served_app_bugs import SERVED_APP_BUGS
 from tests.planted.web_bugs import WEB_BUGS
 
 __all__ = ["BUGS", "Bug", "Change"]
@@ -419,4 +420,5 @@ BUGS: Final = (
     *PLACEMENT_BUGS,
     *WEB_BUGS,
     *DRAIN_BUGS,
+    *SERVED_APP_BUGS,
 )

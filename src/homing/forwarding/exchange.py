@@ -187,6 +187,8 @@ class ReceivedRequest:
                     # Where uvicorn puts them, and as late; `homing.head_length` tells them from the head's own.
                     self._headers.extend(read_trailers(head))
         elif kind == GONE:
+            if self._told_to_come():
+                return
             self._gone = event = self._disconnect()
         else:
             event = read_event(kind, head, payload, "websocket.receive")
@@ -199,6 +201,12 @@ class ReceivedRequest:
             self._connection.pause_reading()
         if self._arrived is not None:
             self._arrived.set()
+
+    def _told_to_come(self) -> bool:
+        """Whether the client's end is known already, or waits to be taken: from now on sends fail, and its code stays."""
+        if self._gone is None and self._events and self._events[-1][0]["type"] == "websocket.disconnect":
+            self._gone = self._events[-1][0]
+        return self._gone is not None
 
     def _disconnect(self) -> Message:
         return {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
@@ -385,8 +393,9 @@ class ReceivedRequest:
         except ClientGoneError:
             self._end(END)
         except BaseException:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            # Not what the task says of itself: a task group of the app's leaves it marked as cancelled when it fails, and the
+            # app may cancel it too (Python 3.11).
+            if receiver.cancels:
                 if self._connection is not None:
                     self._connection.abort()
                 raise

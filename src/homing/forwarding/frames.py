@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from homing.forwarding.heads import NOT_CROSSING
-from homing.forwarding.values import MalformedFrameError, NotCarriedError, decode_value, encode_value
+from homing.forwarding.values import MalformedFrameError, NotCarriedError, crosses, decode_value, encode_value
 from homing.types import Message, with_lasting_headers
 
 PREFIX: Final = struct.Struct("<II")
@@ -88,6 +88,18 @@ def check_payload(payload: bytes, what: str) -> None:
 
 # --- events of any type ---
 
+_KEYS: Final = {
+    "http.response.start": frozenset({"type", "status", "headers", "trailers"}),
+    "http.response.body": frozenset({"type", "body", "more_body"}),
+    "http.response.trailers": frozenset({"type", "headers", "more_trailers"}),
+    "websocket.accept": frozenset({"type", "subprotocol", "headers"}),
+    "websocket.send": frozenset({"type", "text", "bytes"}),
+    "websocket.close": frozenset({"type", "code", "reason"}),
+    "websocket.http.response.start": frozenset({"type", "status", "headers"}),
+    "websocket.http.response.body": frozenset({"type", "body", "more_body"}),
+}
+"""What the ASGI specification puts in an app's events (HTTP & WebSocket 2.5, Trailers and Denial Response extensions)."""
+
 
 def event_frame(event: Message) -> tuple[int, bytes, bytes]:
     """Kind, head and payload of a frame for an event of any type but HTTP bodies and starts.
@@ -102,7 +114,16 @@ def event_frame(event: Message) -> tuple[int, bytes, bytes]:
             return message
     if kind in NOT_CROSSING:
         raise NotCarriedError(f"{kind} cannot cross to the worker that serves this connection")
-    return EVENT, encode_value(with_lasting_headers(event), kind), b""
+    event = with_lasting_headers(event)
+    try:
+        return EVENT, encode_value(event, kind), b""
+    except NotCarriedError:
+        known = _KEYS.get(kind)
+        if known is None:
+            raise
+        # A server looks at no other keys of these events, so what cannot cross of them is nobody's loss.
+        crossing = {key: value for key, value in event.items() if key in known or crosses({key: value})}
+        return EVENT, encode_value(crossing, kind), b""
 
 
 def _message_frame(event: Mapping[str, object]) -> tuple[int, bytes, bytes] | None:

@@ -198,6 +198,8 @@ class Receiver:
         self._spare = _spare_descriptor()
         self._accepting = self.loop.create_task(self._accept())
         self.closed = False
+        self.cancels = False
+        """Requests that still run are cancelled, by this worker: it stops."""
         self.ends_websockets = False
         """A WebSocket that is accepted is closed at once."""
 
@@ -256,6 +258,7 @@ class Receiver:
             if not connection.busy and not connection.inside_a_frame:
                 connection.pause_reading()
         await self.drain(_LAST_ANSWERS_SECONDS)
+        self.cancels = True
         tasks = [*self.requests.values(), *self._tasks]
         for task in tasks:
             task.cancel()

@@ -76,6 +76,9 @@ def failed_before_answer(connection: OwnerConnection) -> HomingError:
     return failure
 
 
+_LEFT_WITHIN_SECONDS: Final = 1.0
+"""How long a server may take to say with which code a client left, once a send to it has failed."""
+
 _WITHOUT_A_WORD_NO_BODY: Final = ("1.1", "1.0")
 _SAY_OF_A_BODY: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 
@@ -411,6 +414,9 @@ class Relay:
             # ASGI: a server may raise OSError from `send` after the client has left. The app at the owner is told, and
             # goes on to its end as it would here.
             self._client_gone = True
+            if self._open and self._pump is not None:
+                # The server's own event has the client's close code, and follows at once. The app is told of it first.
+                await asyncio.wait([self._pump], timeout=_LEFT_WITHIN_SECONDS)
             if self._connection.exchange is not self:
                 return
             if self._connection.write_paused:

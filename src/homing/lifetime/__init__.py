@@ -8,9 +8,10 @@ from homing.lifetime.records import (
     OwnershipReleaser,
     ResourcesSessionLifetimes,
 )
-from homing.lifetime.window import ENDED_SCOPE_KEY, IdleLifetimes, Seen, succeeded
+from homing.lifetime.window import BEGAN_SCOPE_KEY, ENDED_SCOPE_KEY, IdleLifetimes, Seen, succeeded
 
 __all__ = [
+    "BEGAN_SCOPE_KEY",
     "CLOSE_FOLLOWS_HEADER",
     "ENDED_SCOPE_KEY",
     "AgentSessionHolder",

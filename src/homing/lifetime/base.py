@@ -13,7 +13,12 @@ class SessionLifetimes(Protocol):
     Attributes:
         judges_routes: `served` looks at more of a request than whether its handler ended the session, so the scope has to
             be as it came.
+        ends: How many ends it has recorded. Noted as a request begins, it tells `served` which ends have come since
+            (`BEGAN_SCOPE_KEY`); 0 where a request never opens what has ended.
     """
+
+    @property
+    def ends(self) -> int: ...
 
     @property
     def judges_routes(self) -> bool: ...

@@ -64,6 +64,8 @@ class ResourcesSessionLifetimes:
     Source: the documented behaviour of `ResourcesSessionLifetimes` in the newer seed; the limits are ours.
     """
 
+    ends: Final = 0
+
     def __init__(
         self,
         close_retry_window_seconds: float,
@@ -230,6 +232,8 @@ class AgentSessionLifetimes:
     What the requests did is the agent's to know, so recording them does nothing, and so does `postpone`: the agent's
     records expire by its own clock.
     """
+
+    ends: Final = 0
 
     def __init__(self, agent: AgentSessionHolder, starts: tuple[str, ...] = ()) -> None:
         self._agent = agent

@@ -20,6 +20,9 @@ from homing.types import Scope
 ENDED_SCOPE_KEY: Final = "homing.ended"
 """Set to true in a request's scope by a handler that has ended the request's session, whatever its route and status."""
 
+BEGAN_SCOPE_KEY: Final = "homing.began"
+"""How many ends had been recorded (`SessionLifetimes.ends`) when the request began; set where more have been since."""
+
 DEFAULT_IDLE_SECONDS: Final = 86_400.0
 DEFAULT_WINDOW_SECONDS: Final = 300.0
 
@@ -31,10 +34,11 @@ _StateT = TypeVar("_StateT")
 class Kept(Generic[_StateT]):
     """One session's record: the state it is in, and when that ends (None: never by itself)."""
 
-    __slots__ = ("key", "queued", "state", "until", "used")
+    __slots__ = ("end", "key", "queued", "state", "until", "used")
 
     def __init__(self, key: str, state: _StateT) -> None:
         self.used = 0.0  # where a deadline does not tell it
+        self.end = 0  # the number of its last end, where ends are numbered
         self.key = key
         self.state = state
         self.until: float | None = None
@@ -186,13 +190,15 @@ class IdleLifetimes:
 
     Args:
         starts, ends: The declared routes. A route that is both is a start: the session goes on.
-        used_reopens: Whether a request that used a session after its end opens it again. So it is where clients choose
-            IDs (`unowned` is "adopt"): a log-out ends the session and the same cookie goes on. Where only starts and
-            replies make sessions ("refuse"), a late answer about an ended session is no new one.
+        used_reopens: Whether a request that used a session, and began after its end, opens it again. So it is where clients
+            choose IDs (`unowned` is "adopt"): a log-out ends the session and the same cookie goes on. What was under way at
+            the log-out (the page's event stream) is over with it. Where only starts and replies make sessions ("refuse"), a
+            late answer about an ended session is no new one.
         being_served: How many requests of a session are in flight here (`SessionOwners.served_now`).
 
     Attributes:
         on_idle: Called with each session that a sweep drops though nothing has ended it.
+        ends: How many ends it has recorded.
     """
 
     def __init__(
@@ -216,6 +222,7 @@ class IdleLifetimes:
         self._deadlines: Deadlines[_State] = Deadlines(clock)
         self.on_idle: Callable[[str], object] = _nobody
         self._ended = 0
+        self.ends = 0
         self._kept = self._deadlines.kept
 
     @property
@@ -230,14 +237,14 @@ class IdleLifetimes:
     def served(self, session_id: str, scope: Scope, status: int | None) -> None:
         """Record a request that used, started or ended a session of this worker, or one of a session held here."""
         if scope.get(ENDED_SCOPE_KEY):
-            self._keep(session_id, _ENDED)
+            self.ended(session_id)
             return
         if self._turns and succeeded(scope, status):
             if self._starts.match(scope):
                 self._keep(session_id, _OPEN)
                 return
             if self._ends.match(scope):
-                self._keep(session_id, _ENDED)
+                self.ended(session_id)
                 return
         used = status is not None and status < 400
         kept = self._kept.get(session_id)
@@ -246,7 +253,7 @@ class IdleLifetimes:
                 self._keep(session_id, _OPEN)
         elif kept.state is _OPEN:
             self._deadlines.renew(kept, self._idle_seconds)
-        elif used and self._used_reopens:
+        elif used and self._used_reopens and scope.get(BEGAN_SCOPE_KEY, self.ends) >= kept.end:
             self._keep(session_id, _OPEN)
         else:
             self._deadlines.renew(kept, self._window_seconds)
@@ -261,7 +268,8 @@ class IdleLifetimes:
 
     def ended(self, session_id: str) -> None:
         """End a session. A handler that ends its own request's session sets `scope["homing.ended"]` instead."""
-        self._keep(session_id, _ENDED)
+        self.ends += 1
+        self._keep(session_id, _ENDED).end = self.ends
 
     def postpone(self, seconds: float) -> None:
         """Move every deadline by what the event loop lagged."""
@@ -273,7 +281,7 @@ class IdleLifetimes:
         for kept in self._deadlines.pop_due():
             self._ended -= kept.state is _ENDED
             if self._being_served(kept.key):
-                self._keep(kept.key, kept.state)
+                self._keep(kept.key, kept.state).end = kept.end
             else:
                 dropped.append(kept.key)
                 if kept.state is _OPEN:
@@ -300,8 +308,8 @@ class IdleLifetimes:
     def __repr__(self) -> str:
         return f"<IdleLifetimes: {len(self)} sessions>"
 
-    def _keep(self, session_id: str, state: _State) -> None:
+    def _keep(self, session_id: str, state: _State) -> Kept[_State]:
         if (kept := self._kept.get(session_id)) is not None:
             self._ended -= kept.state is _ENDED
         self._ended += state is _ENDED
-        self._deadlines.keep(session_id, state, self._idle_seconds if state is _OPEN else self._window_seconds)
+        return self._deadlines.keep(session_id, state, self._idle_seconds if state is _OPEN else self._window_seconds)

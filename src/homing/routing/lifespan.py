@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from homing.errors import ConfigurationError, HomingError
 from homing.types import Message, Receive, Scope, Send
@@ -59,6 +59,9 @@ def _check_loop() -> None:
         ) from error
 
 
+_ANSWERS: Final = ("lifespan.startup.complete", "lifespan.startup.failed")
+
+
 class _Lifespan:
     """The events between server and app; the worker opens on the one's way out, and drains on the other's way in."""
 
@@ -70,6 +73,7 @@ class _Lifespan:
         self._send = send
         self._started = False
         self.answered = False
+        """The app has said how its start-up went."""
         self.serving = False
         """The app has started, and nobody has told it to stop."""
 
@@ -83,8 +87,11 @@ class _Lifespan:
         return message
 
     async def send(self, message: Message) -> None:
-        self.answered = True
-        if message["type"] == "lifespan.startup.complete":
+        # Nothing else is an answer: an app that takes every scope for a request's has no lifespan, and its server refuses
+        # what it sends. A server may raise from *failed* too.
+        first = not self.answered and message["type"] in _ANSWERS
+        self.answered = self.answered or first
+        if first and message["type"] == "lifespan.startup.complete":
             try:
                 _check_loop()
                 await self._router.open()

@@ -17,7 +17,7 @@ from typing import Final
 from homing.directory.ownership import Entry
 from homing.errors import HomingError, SessionNotRecordedError
 from homing.identity import Named
-from homing.lifetime import ENDED_SCOPE_KEY, succeeded
+from homing.lifetime import BEGAN_SCOPE_KEY, ENDED_SCOPE_KEY, succeeded
 from homing.routing.worker import Worker
 from homing.types import Scope, SessionId, session_tag
 
@@ -42,6 +42,7 @@ class RoutedRequest:
     """
 
     __slots__ = (
+        "_began",
         "_ended",
         "_entry",
         "_learned",
@@ -59,6 +60,7 @@ class RoutedRequest:
         self, worker: Worker | None, named: Named, session_id: SessionId | None, entry: Entry | None = None
     ) -> None:
         self._worker = worker
+        self._began = 0 if worker is None else worker.lifetimes.ends
         self._entry = entry  # of the session, once it is entered
         self._learned: list[Entry] | None = None  # of those that the app made beside it
         self._ended = False
@@ -220,6 +222,8 @@ class RoutedRequest:
         ended = self._ended or (turned and named.end)
         if ended:
             arrived[ENDED_SCOPE_KEY] = True
+        if lifetimes.ends != self._began:
+            arrived[BEGAN_SCOPE_KEY] = self._began
         if self.used or turned or ended or lifetimes.holds(session_id):
             lifetimes.served(session_id, arrived, status)
         if self.used and not lifetimes.holds(session_id):

@@ -6,11 +6,12 @@ declared (`install.py`).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from homing.errors import ConfigurationError
 from homing.identity import McpHandleSource, Source, SourcesIdentity
@@ -22,7 +23,7 @@ from homing.routing.request import REQUEST_SCOPE_KEY, RoutedRequest
 from homing.routing.sweeper import sweep_interval
 from homing.routing.unnamed import UnnamedRequests, UnnamedStarts
 from homing.rundir import leave_run_directory, siblings_directory
-from homing.types import ASGIApp, Scope
+from homing.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def sticky(
     """Route each request of `app` to the worker that holds its session, under `homing run` or a plain launcher of ASGI workers.
 
     Args:
-        app: Any ASGI app. It is called as before, at the worker that holds the session.
+        app: Any ASGI app, of ASGI 2 too. It is called as before, at the worker that holds the session.
         sessions: Where requests name their session: `homing.header("x-session")`, …; the first that names one decides.
             Here, and for `learn`, `starts` and `ends`, one alone needs no list around it.
         learn: Where replies first name a session that the app has made, if that is nowhere in `sessions`.
@@ -83,7 +84,7 @@ def sticky(
             "signed_cookie, query, path, body or mcp_handle, or preset='mcp' for an MCP server, 'engineio' for Socket.IO, "
             "'gradio' for Gradio"
         )
-    router = build(app, options)
+    router = build(_single_callable(app), options)
     if (spec := options.learns_nothing) is not None:
         logger.warning(
             "%s is in requests only, and nothing says where sessions begin: if the app makes their IDs, add "
@@ -91,6 +92,30 @@ def sticky(
             spec,
         )
     return router
+
+
+def _single_callable(app: ASGIApp) -> ASGIApp:
+    """The app as ASGI 3 calls it: one of ASGI 2 takes the scope alone, and gives what takes the rest."""
+    try:
+        signature = inspect.signature(app)
+    except (TypeError, ValueError):
+        return app
+    if _takes(signature, 3) or not _takes(signature, 1):
+        return app
+    double_callable = cast("Callable[[Scope], Callable[[Receive, Send], Awaitable[None]]]", app)
+
+    async def single_callable(scope: Scope, receive: Receive, send: Send) -> None:
+        await double_callable(scope)(receive, send)
+
+    return single_callable
+
+
+def _takes(signature: inspect.Signature, arguments: int) -> bool:
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
 
 
 _Item = TypeVar("_Item", str, Source | str)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import resource
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +31,7 @@ from tests.integration.forwarding.hop import (
 )
 
 from homing.errors import (
+    HomingError,
     OwnerBusyError,
     OwnerRefusedError,
     OwnerTimeoutError,
@@ -707,6 +710,63 @@ def test_frames_of_a_reply_that_nobody_asked_for_close_the_connection(run: Run) 
             with pytest.raises(Exception, match="the app raised"):
                 await forward(forwarder, Server())
             assert await forward(forwarder, Server())
+
+    run(test())
+
+
+async def fail() -> None:
+    raise KeyError
+
+
+async def fails_inside_a_task_group() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fail())
+        await asyncio.Event().wait()
+
+
+async def fails_at_the_end_of_a_task_group() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fail())
+
+
+async def fails_after_a_task_group() -> None:
+    with contextlib.suppress(BaseExceptionGroup):
+        await fails_at_the_end_of_a_task_group()
+    raise ValueError
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [fails_inside_a_task_group, fails_at_the_end_of_a_task_group, fails_after_a_task_group, cancels_itself],
+)
+def test_an_app_whose_task_is_marked_as_cancelled_by_the_app_has_failed_as_any_other(
+    run: Run, fails: Callable[[], Awaitable[None]]
+) -> None:
+    async def test() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["path"] == "/fails":
+                await fails()
+            await ok(scope, receive, send)
+
+        async with hop(app) as (forwarder, receiver):
+            failures = []
+            for _ in range(2):
+                try:
+                    await forward(forwarder, Server(), http_scope(path="/fails"))
+                except HomingError as error:
+                    failures.append(type(error))
+                assert await forward(forwarder, Server())
+            gc.collect()  # were a task's exception not retrieved, it would be told now, and not within pytest's report
+            assert failures == [RemoteAppError, RemoteAppError]
+            assert len(receiver.connections) == 1  # nothing else has used up a connection
+            assert await receiver.drain(5)
 
     run(test())
 

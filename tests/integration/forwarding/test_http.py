@@ -421,6 +421,7 @@ def test_an_app_may_go_on_after_its_reply(run: Run) -> None:
         [{"type": "http.response.zerocopysend", "file": 1}],
         [{"type": "custom", "number": 2**70}],
         [{"type": "custom", "keys": {1: 2}}],
+        [{"type": "http.response.start", "status": object(), "more": object()}],
     ],
 )
 def test_an_event_that_cannot_be_sent_raises_where_it_is_sent(run: Run, events: list[Event]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 from tests.integration.forwarding.hop import Event, Run, Server, forward, hop, websocket_scope
 from tests.integration.forwarding.test_http import stands_still
+
+from homing.types import Message
 
 CONNECT = {"type": "websocket.connect"}
 DENIAL = {"type": "websocket.http.response.start", "status": 401, "headers": [(b"a", b"b")]}
@@ -248,6 +251,41 @@ def test_a_disconnect_is_given_again_to_an_app_that_asks_again(run: Run) -> None
 
         async with hop(app) as (forwarder, _):
             assert await forward(forwarder, Server(CONNECT, LEAVES), websocket_scope())
+        assert seen == [LEAVES, LEAVES]
+
+    run(test())
+
+
+class ClosedServer(Server):
+    """A server whose client has closed its WebSocket: it tells whoever sends at once, and whoever receives why."""
+
+    def leave(self) -> None:
+        self.raises = OSError("the client has left")
+
+    async def send(self, event: Message) -> None:
+        if self.raises is not None:
+            self.put(LEAVES)  # a moment later
+        await super().send(event)
+
+
+def test_the_code_with_which_a_client_left_reaches_an_app_that_was_sending(run: Run) -> None:
+    async def test() -> None:
+        seen: list[Event] = []
+        server = ClosedServer(CONNECT)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await server.until(lambda: bool(server.sent))
+            server.leave()
+            with contextlib.suppress(OSError):
+                while True:
+                    await send({"type": "websocket.send", "text": "more"})
+                    await asyncio.sleep(0)
+            seen.extend([await receive(), await receive()])
+
+        async with hop(app) as (forwarder, _):
+            assert await forward(forwarder, server, websocket_scope())
         assert seen == [LEAVES, LEAVES]
 
     run(test())

@@ -132,6 +132,26 @@ def test_what_cannot_cross_is_refused(value: object) -> None:
         event_frame({"type": "custom", "value": value})
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "http.response.start", "status": 200, "headers": [(b"a", b"1")], "trailers": True},
+        {"type": "http.response.body", "body": b"ok", "more_body": True},
+        {"type": "http.response.trailers", "headers": [(b"a", b"1")], "more_trailers": False},
+        {"type": "websocket.accept", "subprotocol": None, "headers": [(b"a", b"1")]},
+        {"type": "websocket.send", "text": "hello"},
+        {"type": "websocket.close", "code": 1000, "reason": ""},
+    ],
+)
+def test_of_an_event_that_every_server_knows_only_keys_that_none_knows_may_be_lost(event: dict[str, Any]) -> None:
+    more = {**event, "note": "crosses", "live": object(), "all": {1, 2}, 3: 4}
+    kind, head, payload = event_frame(more)
+    assert same(read_event(kind, head, payload, "websocket.send"), {**event, "note": "crosses"})
+    for key in event.keys() - {"type"}:
+        with pytest.raises(TypeError):
+            event_frame({**more, key: object()})
+
+
 def test_a_value_that_holds_itself_is_refused() -> None:
     value: list[object] = []
     value.append(value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.hand_clock import HandClock
 
-from homing.lifetime import ENDED_SCOPE_KEY, IdleLifetimes, Seen, SessionLifetimes
+from homing.lifetime import BEGAN_SCOPE_KEY, ENDED_SCOPE_KEY, IdleLifetimes, Seen, SessionLifetimes
 from homing.lifetime.window import Deadlines
 from homing.routes import Routes
 from homing.types import Scope
@@ -127,6 +127,34 @@ def test_a_request_after_the_end(used_reopens: bool, status: int | None, uses: b
     kept.clock.move(WINDOW - 50)
     kept.lifetimes.served("s", OTHER, status)
     assert kept.lasts() == (IDLE if used_reopens and uses else WINDOW)
+
+
+@pytest.mark.parametrize("scope", [OTHER, {"type": "websocket", "path": "/other", "headers": []}])
+def test_a_request_that_began_before_the_end_does_not_open_the_session_again(kept: Kept, scope: Scope) -> None:
+    kept.lifetimes.opened("s")
+    began = kept.lifetimes.ends
+    kept.lifetimes.ended("another")
+    kept.lifetimes.ended("s")
+    kept.serving["s"] = 1
+    kept.clock.move(WINDOW)  # it is kept on, since that request is still served
+    assert kept.lifetimes.sweep() == ["another"]
+    kept.serving["s"] = 0
+    kept.lifetimes.served("s", {**scope, BEGAN_SCOPE_KEY: began}, 200)
+    assert kept.lifetimes.count_ended() == 1
+    later = kept.lifetimes.ends
+    kept.lifetimes.ended("another")
+    kept.lifetimes.served("s", {**scope, BEGAN_SCOPE_KEY: later}, 200)
+    assert kept.lifetimes.count_ended() == 1
+    kept.lifetimes.served("s", {**scope, BEGAN_SCOPE_KEY: began}, 200)  # the session is open, so it is kept as such
+    assert kept.lasts() == IDLE
+
+
+def test_a_start_whose_reply_comes_after_an_end_opens_the_session(kept: Kept) -> None:
+    began = kept.lifetimes.ends
+    kept.lifetimes.opened("s")
+    kept.lifetimes.served("s", END, 200)
+    kept.lifetimes.served("s", {**START, BEGAN_SCOPE_KEY: began}, 200)
+    assert kept.lasts() == IDLE
 
 
 def test_a_start_after_the_end_opens_it_and_the_old_deadline_never_fires() -> None:
