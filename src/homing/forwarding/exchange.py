@@ -215,10 +215,10 @@ class ReceivedRequest:
         """The forwarder is gone, and the client with it."""
         self._connection = None
         self.unsent_start = None
+        if not self._told_to_come():
+            self._gone = self._disconnect()
         self._events = None
         self._first_due = False
-        if self._gone is None:
-            self._gone = self._disconnect()
         if self._arrived is not None:
             self._arrived.set()
 

@@ -113,6 +113,8 @@ class Relay:
     _open = False
     """A WebSocket that was accepted and not closed."""
     _client_gone = False
+    _closed = False
+    """The server has said that a WebSocket's client has left. From then on some servers take a send for a mistake."""
     _denial: Message | None = None
     """The start of a WebSocket's denial response, until the owner's next frame."""
     _pump: asyncio.Task[None] | None = None
@@ -358,8 +360,9 @@ class Relay:
             elif kind == "websocket.connect" and made_up:
                 continue
             else:
+                self._closed = kind == "websocket.disconnect"
                 await self._put(*event_frame(event))
-                if kind == "websocket.disconnect":
+                if self._closed:
                     return
 
     async def _put_body(self, body: bytes, more: bool) -> None:
@@ -410,9 +413,11 @@ class Relay:
             return
         try:
             await self._send(event)
-        except OSError:
+        except Exception as error:
             # ASGI: a server may raise OSError from `send` after the client has left. The app at the owner is told, and
             # goes on to its end as it would here.
+            if not isinstance(error, OSError) and not self._closed:
+                raise
             self._client_gone = True
             if self._open and self._pump is not None:
                 # The server's own event has the client's close code, and follows at once. The app is told of it first.

@@ -259,16 +259,22 @@ def test_a_disconnect_is_given_again_to_an_app_that_asks_again(run: Run) -> None
 class ClosedServer(Server):
     """A server whose client has closed its WebSocket: it tells whoever sends at once, and whoever receives why."""
 
-    def leave(self) -> None:
-        self.raises = OSError("the client has left")
+    def leave(self, error: type[Exception]) -> None:
+        self.raises = error("the client has left")
+        if not isinstance(self.raises, OSError):
+            self.put(LEAVES)  # uvicorn's with `websockets`: a mistake, since the disconnect has been taken before
 
     async def send(self, event: Message) -> None:
-        if self.raises is not None:
+        if isinstance(self.raises, OSError):
             self.put(LEAVES)  # a moment later
+        elif self.raises is not None:
+            while self.received < 2:
+                await asyncio.sleep(0)
         await super().send(event)
 
 
-def test_the_code_with_which_a_client_left_reaches_an_app_that_was_sending(run: Run) -> None:
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_the_code_with_which_a_client_left_reaches_an_app_that_was_sending(run: Run, error: type[Exception]) -> None:
     async def test() -> None:
         seen: list[Event] = []
         server = ClosedServer(CONNECT)
@@ -277,7 +283,7 @@ def test_the_code_with_which_a_client_left_reaches_an_app_that_was_sending(run: 
             await receive()
             await send({"type": "websocket.accept"})
             await server.until(lambda: bool(server.sent))
-            server.leave()
+            server.leave(error)
             with contextlib.suppress(OSError):
                 while True:
                     await send({"type": "websocket.send", "text": "more"})
