@@ -14,6 +14,18 @@ _KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_ne
 
 DRAIN_BUGS: Final = (
     Bug(
+        "a worker that leaves takes a connection with half a head for an idle one",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                " or (self._is_within(ends) and self._is_asked()):\n",
+                ":\n",
+            ),
+        ),
+        (f"{_DRAIN}::test_a_client_that_has_sent_half_a_head_as_its_worker_leaves_is_heard_out",),
+    ),
+    Bug(
         "a worker for which there is no process ends the server, and every session",
         "P5",
         (

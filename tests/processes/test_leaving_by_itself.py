@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.processes.test_drain import connected, serving, start
+from tests.processes.test_drain import connected, ends_asking, half_asked, is_at, serving, start
 from tests.support.running import Running, until, wait_until_gone
 
 PROMPT = ("--timeout-graceful-shutdown", "4")
@@ -119,3 +119,16 @@ def test_no_session_begins_at_a_worker_that_has_served_its_number_of_requests() 
         server.wait_for(rf"worker \[{leaver}\] is replaced")
         assert leaver not in {start(server.port)[1] for _ in range(12)}
         assert leaver in server.workers()
+
+
+def test_a_client_that_has_sent_half_a_head_as_its_worker_reaches_its_number_is_heard_out() -> None:
+    with serving("--limit-max-requests", "20") as server, contextlib.ExitStack() as stack:
+        asking = stack.enter_context(connected(server.port))
+        leaver = int(asking.ask("GET", "/")[1].split()[-1])
+        half = [half_asked(stack.enter_context(connected(server.port))) for _ in range(8)]
+        until(lambda: any(is_at(each, leaver) for each in half), server)
+        half = [each for each in half if is_at(each, leaver)]
+        while not server.find("Maximum request limit"):
+            assert asking.ask("GET", "/")[0] == 200
+        replies = ends_asking(half)
+        assert all(each.startswith(b"HTTP/1.1 200") and b"connection: close" in each.lower() for each in replies)

@@ -5,7 +5,7 @@ workers' sessions, or for none, move to other workers while they are idle (`hand
 next reply is the last on it. At the end all that are idle move.
 
 The invariant: a client whose connection was accepted is answered. One that has not sent its request yet moves too, or is
-waited for.
+waited for; one that has sent half of it is waited for.
 
 Not here: when a worker drains, and what follows (`worker.py`, `supervisor.py`).
 """
@@ -39,7 +39,8 @@ short (`net.unix.max_dgram_qlen`), so many connections go as fast as they are ta
 _TAKES_LOOK_SECONDS: Final = 0.002
 
 FIRST_REQUEST_SECONDS: Final = 1.0
-"""How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake."""
+"""How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake; and, at the
+end, for what is missing of a request's head."""
 
 
 class Leave:
@@ -84,11 +85,15 @@ class Leave:
             self._send_away(all_idle=True)
             return
         await self._send_all_away()
+        ends = time.monotonic()
         # One that has drained has accepted nothing since; one that was to serve so many requests stops just now.
-        until = (time.monotonic() if self._began is None else self._began) + FIRST_REQUEST_SECONDS
-        while time.monotonic() < until and not self._all_heard():
+        silent_since = ends if self._began is None else self._began
+        while (self._is_within(silent_since) and not self._all_heard()) or (self._is_within(ends) and self._is_asked()):
             await asyncio.sleep(LOOK_SECONDS)
             await self._send_all_away()
+
+    def _is_within(self, since: float) -> bool:
+        return time.monotonic() < since + FIRST_REQUEST_SECONDS
 
     async def _send_all_away(self) -> None:
         """Give away all connections that are idle; a queue that is full is tried again, while the others take any."""
@@ -122,7 +127,7 @@ class Leave:
         for connection in list(self._state.connections):
             if not isinstance(connection, HomingHttpToolsProtocol):
                 continue
-            if not (to and connection.can_leave):
+            if not (to and connection.can_leave) or (all_idle and connection.is_asking):
                 connection.answer_last()
             elif all_idle or not self._is_here(connection.session_id):
                 connection.leave(connection.asks_for if connection.asks_for in to else random.choice(to))  # noqa: S311
@@ -138,6 +143,10 @@ class Leave:
         except HomingError as error:
             logger.warning("no connection moves to another worker: %s", error)
             return []
+
+    def _is_asked(self) -> bool:
+        """A request's head is on its way, of which the server would know nothing."""
+        return any(isinstance(each, HomingHttpToolsProtocol) and each.is_asking for each in self._state.connections)
 
     def _all_heard(self) -> bool:
         """Every connection has sent a request. Of one that is still in its TLS handshake nothing is known."""

@@ -220,6 +220,11 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         return self.scope is not None
 
     @property
+    def is_asking(self) -> bool:
+        """A request has begun on it whose head is not whole: no task serves it yet, and the server takes it for idle."""
+        return self.scope is not None and (self.cycle is None or self.scope is not self.cycle.scope)
+
+    @property
     def session_id(self) -> str | None:
         """The session of the last request that was served here."""
         found: str | None = None if self.cycle is None else self.cycle.scope.get(SESSION_ID_SCOPE_KEY)  # type: ignore[assignment]
