@@ -215,6 +215,9 @@ def test_a_page_that_is_held_delays_no_worker_and_its_first_reply_is_whole(
                         assert (reply.getheader("date") is None, reply.getheader("server")) == (False, "uvicorn")
                     break
             server.wait_for("do not see this worker", 2)
+        server.wait_for("see this worker from now on", 2)
+        [shown] = documents(place, str(port))
+        assert {each["pid"] for each in shown["workers"]} == set(server.workers())
 
 
 def test_a_killed_server_is_not_shown(place: dict[str, str | None]) -> None:

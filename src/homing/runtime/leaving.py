@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from homing.errors import HomingError
 from homing.routing.worker import Worker
-from homing.runtime.handoff import Handoffs
+from homing.runtime.config import RunConfig
 from homing.runtime.protocol import HomingHttpToolsProtocol
 from homing.types import WorkerId
 
@@ -44,17 +44,17 @@ end, for what is missing of a request's head."""
 
 
 class Leave:
-    """One worker's leave. Borrows the server's state, the worker and the handoffs.
+    """One worker's leave. Borrows the server's state, the worker and its handoffs.
 
     Args:
         worker: None: nothing is routed, and no connection moves.
-        handoffs: None: no connection moves.
+        config: Where the worker's handoffs are; as long as there are none, no connection moves.
     """
 
-    def __init__(self, state: ServerState, worker: Worker | None, handoffs: Handoffs | None) -> None:
+    def __init__(self, state: ServerState, worker: Worker | None, config: RunConfig) -> None:
         self._state = state
         self._worker = worker
-        self._handoffs = handoffs
+        self._config = config
         self._began: float | None = None
 
     def begin(self) -> None:
@@ -109,7 +109,7 @@ class Leave:
             await asyncio.sleep(_TAKES_LOOK_SECONDS)
 
     def _given_and_stayed(self) -> tuple[int, int]:
-        counters = None if self._handoffs is None else self._handoffs.counters
+        counters = None if self._config.handoffs is None else self._config.handoffs.counters
         return (0, 0) if counters is None else (counters.given, counters.stayed)
 
     @property
@@ -136,7 +136,7 @@ class Leave:
         return session_id is not None and self._worker is not None and self._worker.owners.mine(session_id)
 
     def _others(self) -> list[WorkerId]:
-        if self._worker is None or self._handoffs is None:
+        if self._worker is None or self._config.handoffs is None:
             return []
         try:
             return self._worker.others_to_start_at()
@@ -151,6 +151,6 @@ class Leave:
     def _all_heard(self) -> bool:
         """Every connection has sent a request. Of one that is still in its TLS handshake nothing is known."""
         connections = [each for each in self._state.connections if isinstance(each, HomingHttpToolsProtocol)]
-        if len(connections) < len(self._state.connections) or self._handoffs is None:
+        if len(connections) < len(self._state.connections) or self._config.handoffs is None:
             return False
         return all(each.has_asked for each in connections)
