@@ -14,13 +14,28 @@ _KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_ne
 
 DRAIN_BUGS: Final = (
     Bug(
+        "workers that reach their number of requests together close what is idle, for want of others to take it",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "            or (_is_within(graceful_seconds, ends) and self._will_be_taken())\n",
+                "",
+            ),
+        ),
+        (
+            "tests/processes/test_leaving_by_itself.py::"
+            "test_idle_connections_of_workers_that_reach_their_number_together_wait_for_a_replacement",
+        ),
+    ),
+    Bug(
         "a worker that leaves takes a connection with half a head for an idle one",
         "P5",
         (
             Change(
                 f"{_RUNTIME}/leaving.py",
-                " or (self._is_within(ends) and self._is_asked()):\n",
-                ":\n",
+                "            or (_is_within(FIRST_REQUEST_SECONDS, ends) and self._is_asked())\n",
+                "",
             ),
         ),
         (f"{_DRAIN}::test_a_client_that_has_sent_half_a_head_as_its_worker_leaves_is_heard_out",),

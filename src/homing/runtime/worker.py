@@ -116,7 +116,7 @@ class HomingServer(Server):
         if self.config.handoffs is not None:
             await self.config.handoffs.taken()
         if self._leave is not None:
-            await self._leave.end(in_a_hurry=self._signalled)
+            await self._leave.end(lambda: self._signalled)
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
         await super().shutdown(sockets)
