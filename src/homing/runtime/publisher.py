@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import Final
 
-from homing.clock import SYSTEM_CLOCK
+from homing.clock import SYSTEM_CLOCK, boot_seconds
 from homing.errors import RunDirectoryError
 from homing.histogram import Histogram
 from homing.routing.worker import Worker
@@ -34,7 +34,7 @@ class Publisher:
     def __init__(self, worker: Worker, config: RunConfig) -> None:
         self._worker = worker
         self._config = config
-        self._started = SYSTEM_CLOCK.wall()
+        self._started, self._began = SYSTEM_CLOCK.wall(), boot_seconds()
         self._lags = Histogram()
         self._row: Row | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,6 +95,7 @@ class Publisher:
         figures = figures_of(
             self._worker,
             started=self._started,
+            began=self._began,
             given=0 if moved is None else moved.given,
             adopted=0 if moved is None else moved.adopted,
             handed_off=0 if moved is None else moved.followed,
