@@ -6,7 +6,14 @@ Durations are measured on the monotonic clock. The wall clock serves one purpose
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boot_seconds() -> float:
+    """Seconds since this machine started: for what one process says and another reads. The same for both, and never jumps."""
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
 class Clock(Protocol):

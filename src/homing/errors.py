@@ -41,6 +41,8 @@ class ReplyError(HomingError):
     code: ClassVar[str] = "internal_error"
     detail: ClassVar[str] = "An internal error occurred."
     retry_after_seconds: ClassVar[int | None] = None
+    is_heard: ClassVar[bool] = True
+    """Somebody is there to be answered: only then it counts as an answer."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.detail)
@@ -149,6 +151,12 @@ class NotHereError(UnavailableError):
 class SessionLimitError(UnavailableError):
     code = "session_limit"
     detail = "The server holds as many sessions as it may; nothing ran, so try again later."
+
+
+class StartAbandonedError(SessionLimitError):
+    """The client of a start that waited has left: what is answered reaches nobody."""
+
+    is_heard = False
 
 
 class WorkerFullError(SessionLimitError):

@@ -9,9 +9,62 @@ from tests.planted.bug import Bug, Change
 _RUNTIME: Final = "src/homing/runtime"
 _SLOTS: Final = "tests/processes/test_slots.py"
 _DRAIN: Final = "tests/processes/test_drain.py"
+_STARTS: Final = "tests/processes/test_failing_starts.py"
 _KEEPS: Final = f"{_DRAIN}::test_a_drained_worker_keeps_its_sessions_takes_no_new_ones_and_leaves_when_they_have_ended"
 
 DRAIN_BUGS: Final = (
+    Bug(
+        "workers that reach their number of requests together close what is idle, for want of others to take it",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "            or (_is_within(graceful_seconds, ends) and self._will_be_taken())\n",
+                "",
+            ),
+        ),
+        (
+            "tests/processes/test_leaving_by_itself.py::"
+            "test_idle_connections_of_workers_that_reach_their_number_together_wait_for_a_replacement",
+        ),
+    ),
+    Bug(
+        "a worker that leaves takes a connection with half a head for an idle one",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/leaving.py",
+                "            or (_is_within(FIRST_REQUEST_SECONDS, ends) and self._is_asked())\n",
+                "",
+            ),
+        ),
+        (f"{_DRAIN}::test_a_client_that_has_sent_half_a_head_as_its_worker_leaves_is_heard_out",),
+    ),
+    Bug(
+        "a worker for which there is no process ends the server, and every session",
+        "P5",
+        (
+            Change(
+                f"{_RUNTIME}/supervisor.py",
+                "            slot.worker = self._start_worker(slot)\n        except OSError as error:\n",
+                "            slot.worker = self._start_worker(slot)\n        except ZeroDivisionError as error:\n",
+            ),
+        ),
+        (f"{_STARTS}::test_a_worker_that_dies_is_replaced_once_there_can_be_a_process_again",),
+    ),
+    Bug(
+        "a start that fails keeps its end of the link",
+        "P3",
+        (
+            Change(
+                f"{_RUNTIME}/process.py",
+                "            undo.callback(self._link.close)\n",
+                "            undo.callback(_kept.append, self._link)\n",
+            ),
+            Change(f"{_RUNTIME}/process.py", "class Worker:\n", "_kept: list[object] = []\n\n\nclass Worker:\n"),
+        ),
+        (f"{_STARTS}::test_a_restart_that_can_start_no_process_stops_there_and_gives_back_what_it_opened",),
+    ),
     Bug(
         "a drain waits for what arrived here, not for what other workers sent",
         "P5",

@@ -163,3 +163,14 @@ async def nothing_moves(scope: Any, receive: Any, send: Any) -> None:
             Path(worker_handoff_path(worker.run_directory.path, worker.id)).touch()
 
     await counter_app.app(scope, receive, taking_the_name if scope["type"] == "lifespan" else send)
+
+
+async def starts_when_told(scope: Any, receive: Any, send: Any) -> None:
+    """`counter_app`, whose start-up goes on for as long as the file `TEST_HOLD` is there."""
+
+    async def held(event: Any) -> None:
+        while event["type"] == "lifespan.startup.complete" and Path(os.environ["TEST_HOLD"]).exists():
+            await asyncio.sleep(0.01)  # until another process removes it
+        await send(event)
+
+    await counter_app.app(scope, receive, held if scope["type"] == "lifespan" else send)

@@ -528,6 +528,7 @@ def test_a_removed_run_directory_is_503_for_every_session_and_the_server_still_s
             assert server.stage.performances(case) == []
             assert await server.server.stop() == 0
             assert not server.server.log.find("Traceback")
+            shutil.rmtree(server.run_directory)  # the one that was made here: the server leaves what is not its own
 
     asyncio.run(test())
 

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -386,6 +387,62 @@ def test_a_connection_that_cannot_move_is_told_to_be_made_anew() -> None:
                 assert mine.ask("GET", "/")[0] == 200
             assert drain.process.poll() is None, "its session is open"
             assert start(server.port)[1] != old
+
+
+def half_asked(connection: Connection) -> socket.socket:
+    """Send half a request's head, over a connection that stays."""
+    assert connection.socket is not None
+    connection.socket.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    return connection.socket
+
+
+def ends_asking(half: list[socket.socket]) -> list[bytes]:
+    """Send what is missing of these heads, a while after their worker would have closed them; what is answered."""
+    ended, _, _ = select.select(half, [], [], 0.3)
+    assert not ended, "closed without an answer"
+    for each in half:
+        each.sendall(b"\r\n")
+    return [http_reply(each) for each in half]
+
+
+def http_reply(connection: socket.socket) -> bytes:
+    """All that comes until the connection is closed."""
+    connection.settimeout(20)
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("handoff", [(), ("--no-handoff",)], ids=["moves", "stays"])
+@pytest.mark.parametrize("session", [False, True], ids=["at once", "as the time to drain is over"])
+def test_a_client_that_has_sent_half_a_head_as_its_worker_leaves_is_heard_out(
+    handoff: tuple[str, ...], session: bool
+) -> None:
+    with serving("--drain-timeout", "2", *handoff) as server, contextlib.ExitStack() as stack:
+        mine = stack.enter_context(connected(server.port))
+        old = mine.start()[1] if session else int(mine.ask("GET", "/")[1].split()[-1])
+        half = [half_asked(each) for each in (mine, *(stack.enter_context(connected(server.port)) for _ in range(6)))]
+        half = [each for each in half if is_at(each, old)]  # what is elsewhere is kept after its reply
+        assert mine.socket in half
+        drain = Drain(server, old)
+        server.wait_for(rf"worker \[{old}\] has drained|worker \[{old}\]: the time to drain is over")
+        replies = ends_asking(half)
+        assert all(each.startswith(b"HTTP/1.1 200") for each in replies)
+        assert all(b"connection: close" in each.lower() for each in replies)
+        assert drain.end()[0] == 0
+
+
+def is_at(connection: socket.socket, pid: int) -> bool:
+    """Whether this process serves a connection of ours."""
+    here, there = (f"{address[1]:04X}" for address in (connection.getpeername(), connection.getsockname()))
+    inodes = {
+        fields[9]
+        for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+        if fields[1].endswith(f":{here}") and fields[2].endswith(f":{there}")
+    }
+    held = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(os.readlink(each))
+    return bool(held & {f"socket:[{inode}]" for inode in inodes})
 
 
 def test_websockets_of_a_worker_that_leaves_are_closed_alike_wherever_they_arrived() -> None:

@@ -377,9 +377,15 @@ def test_a_worker_to_which_nothing_can_move_serves_all_the_same() -> None:
     with two_workers(app="tests.processes.apps:nothing_moves") as (server, one, other):
         session = other.start()
         assert [one.step(session) for _ in range(4)] == [1, 2, 3, 4]
-        assert one.at() != other.at()
-        assert server.stop() in (0, -signal.SIGTERM)
+        here, there = one.at(), other.at()
+        assert here != there
         assert len(server.find("no connection moves to this worker")) == 2
+        for taken in Path(server.run_directory).glob("*.conn"):
+            taken.unlink()
+        server.wait_for("connections move to this worker and from it from now on", 2)
+        with contextlib.ExitStack() as stack:
+            move(elsewhere(server.port, other, stack), session, there)
+        assert server.stop() in (0, -signal.SIGTERM)
         assert "Traceback" not in server.log
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.processes.test_drain import connected, serving, start
+from tests.processes.test_drain import connected, ends_asking, half_asked, is_at, serving, start
 from tests.support.running import Running, until, wait_until_gone
+
+from homing.runtime.leaving import TAKES_WITHIN_SECONDS
 
 PROMPT = ("--timeout-graceful-shutdown", "4")
 
@@ -119,3 +122,45 @@ def test_no_session_begins_at_a_worker_that_has_served_its_number_of_requests() 
         server.wait_for(rf"worker \[{leaver}\] is replaced")
         assert leaver not in {start(server.port)[1] for _ in range(12)}
         assert leaver in server.workers()
+
+
+def test_a_client_that_has_sent_half_a_head_as_its_worker_reaches_its_number_is_heard_out() -> None:
+    with serving("--limit-max-requests", "20") as server, contextlib.ExitStack() as stack:
+        asking = stack.enter_context(connected(server.port))
+        leaver = int(asking.ask("GET", "/")[1].split()[-1])
+        half = [half_asked(stack.enter_context(connected(server.port))) for _ in range(8)]
+        until(lambda: any(is_at(each, leaver) for each in half), server)
+        half = [each for each in half if is_at(each, leaver)]
+        while not server.find("Maximum request limit"):
+            assert asking.ask("GET", "/")[0] == 200
+        replies = ends_asking(half)
+        assert all(each.startswith(b"HTTP/1.1 200") and b"connection: close" in each.lower() for each in replies)
+
+
+def test_idle_connections_of_workers_that_reach_their_number_together_wait_for_a_replacement(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    options = ("--limit-max-requests", "20")
+    env = {"TEST_HOLD": str(hold)}
+    with (
+        serving(*options, app="tests.processes.apps:starts_when_told", env=env) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        hold.touch()
+        # Connections of which one has not asked yet, and connections that have.
+        idle = [stack.enter_context(connected(server.port)) for _ in range(12)]
+        for each in idle[6:]:
+            assert each.ask("GET", "/")[0] == 200
+        before = server.workers()
+        while len(server.find("Maximum request limit")) < 2:
+            # Those that were accepted by nobody wait in a queue until somebody serves it.
+            with contextlib.suppress(TimeoutError), connected(server.port) as connection:
+                connection.socket.settimeout(0.5)
+                connection.ask("GET", "/")
+        server.wait_for("is replaced by", 2)
+        # For longer than a worker tries without a pause to give connections away.
+        closed, _, _ = select.select([each.socket for each in idle], [], [], TAKES_WITHIN_SECONDS + 1)
+        assert not closed
+        hold.unlink()
+        assert [each.ask("GET", "/")[0] for each in idle] == [200] * 12
+        for pid in before:
+            wait_until_gone(pid, 20)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 
@@ -17,9 +18,11 @@ from tests.support.raw import Reply, Wire
 from tests.support.recorder import note, read_body, respond, wait
 from tests.support.staged import SESSION, Staged, asked, call, open_staged
 
+from homing.clock import boot_seconds
 from homing.forwarding.frames import EARLY_BODY_BYTES
 from homing.placement.board import BEAT_SECONDS, DRAINS, ROW_BYTES, SLOTS, TICKET, WAITING, Board
 from homing.rundir import RunDirectory, new_worker_id
+from homing.watch.servers import look_at
 
 OPTIONS = (*SESSION, "--start", "POST /start", "--end", "POST /end", "--no-handoff", "--no-access-log")
 
@@ -199,8 +202,21 @@ def test_who_waits_too_long_is_answered_503_and_a_client_that_leaves_takes_no_on
             assert (await post(first, holder, case, "/end")).status == 200
             assert (await stays).status == 200
             assert server.stage.performances(left) == []
+            # Nobody was answered who had left.
+            assert await answers_given(server) == {"session_limit": 1}
 
     asyncio.run(test())
+
+
+async def answers_given(server: Staged) -> Counter[str]:
+    """Homing's own answers up to now: workers write them down once a second, of which no event tells."""
+    now = boot_seconds()
+    while True:
+        found = look_at(str(server.run_directory))
+        assert found is not None
+        if all(each.written > now for each in found.alive):
+            return sum((Counter(each.answers) for each in found.alive), Counter())
+        await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pytest
 from tests.support.running import HOMING, ROOT, Running, environment, refused, running
 
 from homing.rundir import PAGE_NAME, SERVER_DESCRIPTION, SESSION_OWNERS_DIR, boot_id
+from homing.watch.live import Live
 
 APP = (
     "tests.support.counter_app:app",
@@ -216,6 +218,29 @@ def test_a_page_that_is_held_delays_no_worker_and_its_first_reply_is_whole(
                         assert (reply.getheader("date") is None, reply.getheader("server")) == (False, "uvicorn")
                     break
             server.wait_for("do not see this worker", 2)
+        server.wait_for("see this worker from now on", 2)
+        [shown] = documents(place, str(port))
+        assert {each["pid"] for each in shown["workers"]} == set(server.workers())
+
+
+JUMPED = "import time; wall = time.time; time.time = lambda: wall() + {}; from homing.cli import main; main()"
+
+
+@pytest.mark.parametrize("by_seconds", [2 * 86_400, -2 * 86_400])
+def test_a_wall_clock_that_jumps_makes_no_server_older_and_no_worker_silent(
+    place: dict[str, str | None], by_seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two_workers(place) as server:
+        until(lambda: documents(place, str(server.port)), lambda found: len(found[0]["workers"]) == 2)
+        command = [sys.executable, "-c", JUMPED.format(by_seconds), "ps", "--json", str(server.port)]
+        said = subprocess.run(command, env=environment(place), capture_output=True, check=True, timeout=60).stdout
+        [shown] = json.loads(said)
+        monkeypatch.setattr(time, "time", lambda wall=time.time: wall() + by_seconds)
+        page = Live(shown["run_directory"]).document()
+        for each in (shown, *shown["workers"], page["server"], *page["workers"]):
+            assert 0 <= each["uptime_seconds"] < LOOK_SECONDS
+        assert not any(each["stale"] for each in shown["workers"])
+        assert not any(each["silent"] for each in page["workers"])
 
 
 def test_a_killed_server_is_not_shown(place: dict[str, str | None]) -> None:

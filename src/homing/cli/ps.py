@@ -21,6 +21,7 @@ from homing.cli.naming import named_server
 from homing.cli.printable import printable
 from homing.cli.sessions import duration, sessions_document, sessions_table
 from homing.cli.tables import FittingTable
+from homing.clock import boot_seconds
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
 from homing.watch.servers import Server, running_servers
@@ -91,7 +92,7 @@ def ps(server: str | None, as_json: bool, sessions: bool, limit: int) -> None:
     if sessions:
         show_sessions(server, as_json=as_json, limit=limit)
         return
-    now = time.time()
+    now = boot_seconds()
     if as_json:
         found = [named_server(server)] if server else running_servers()
         click.echo(json.dumps([as_document(each, now) for each in found], indent=2))
@@ -198,13 +199,13 @@ class _Watched:
         return servers if self._path is None else [each for each in servers if each.path == self._path]
 
     def documents(self) -> list[dict[str, Any]]:
-        return [as_document(each, time.time()) for each in self._look()]
+        return [as_document(each, boot_seconds()) for each in self._look()]
 
     def table(self) -> RenderableType:
         servers = self._look()
         if not servers:
             return Text(_NONE)
-        now = time.time()
+        now = boot_seconds()
         self._seen = {each.worker: self._noted(each) for server in servers for each in server.alive}
         rates = {worker: rate for worker, (_, rate) in self._seen.items() if rate is not None}
         return Group(*(workers_table(each, now, rates) for each in servers))
@@ -225,14 +226,14 @@ def as_document(server: Server, now: float) -> dict[str, Any]:
         "app": description.app,
         "version": description.version,
         "run_directory": server.path,
-        "uptime_seconds": round(now - description.started, 3),
+        "uptime_seconds": round(now - description.began, 3),
         "workers_wanted": description.workers,
         **_sums(server),
         "workers": [
             {
                 "worker": figures.worker,
                 "pid": figures.pid,
-                "uptime_seconds": round(now - figures.started, 3),
+                "uptime_seconds": round(now - figures.began, 3),
                 "stale": is_stale(figures, now),
                 "sessions": figures.sessions,
                 "open_sessions": figures.open_sessions,
@@ -282,7 +283,7 @@ def servers_table(servers: Sequence[Server], now: float) -> FittingTable:
                 "workers": f"{len(server.alive)}/{description.workers}",
                 "sessions": f"{sums['open_sessions']:,} ({per_worker})" if per_worker else "0",
                 **{name: f"{sums[name]:,}" for name in ("served", "forwarded", "handoffs", "gone")},
-                "up": duration(now - description.started),
+                "up": duration(now - description.began),
             }
         )
     return FittingTable(SERVER_COLUMNS, rows, whole=("address",), texts=("address", "app"), spare=_SPARE_OF_SERVERS)
@@ -305,7 +306,7 @@ def workers_table(server: Server, now: float, rates: dict[str, float] | None = N
             "given": f"{figures.given:,}",
             "adopted": f"{figures.adopted:,}",
             "lag": f"{figures.lag_seconds * 1000:.0f} ms",
-            "up": duration(now - figures.started),
+            "up": duration(now - figures.began),
         }
         for figures in server.alive
     ]

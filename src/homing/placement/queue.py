@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from homing.errors import SessionLimitError, WorkerFullError
+from homing.errors import SessionLimitError, StartAbandonedError, WorkerFullError
 from homing.histogram import Histogram
 from homing.placement.board import STUCK_SECONDS, TICKET, WAITING, Board, Other
 
@@ -107,7 +107,8 @@ class Queue:
             gone: Returns once the client has left; cancelled before each attempt.
 
         Raises:
-            SessionLimitError: there was no room in time; or the queue is full, this worker stops, or the client has left.
+            SessionLimitError: there was no room in time; or the queue is full, or this worker stops.
+            StartAbandonedError: the client has left.
             WorkerFullError: as `attempt` raises it, at once: who waits for one worker would hold up those behind it.
         """
         start.allowed = not self._somebody_waits()
@@ -152,7 +153,7 @@ class Queue:
                 if self._closed:
                     raise SessionLimitError("this worker stops, and its queue with it")
                 if watcher.done():
-                    raise SessionLimitError("the client has left the queue")
+                    raise StartAbandonedError("the client has left the queue")
                 if not start.first.is_set():
                     await asyncio.wait({watcher, first}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 elif self._is_oldest(start) and self._has_room():

@@ -240,7 +240,7 @@ class SessionRoutingMiddleware:
         except ReplyError as error:
             if undecided is not None:
                 undecided.mine()
-            if self.worker is not None:
+            if self.worker is not None and error.is_heard:
                 self.worker.answers[error.code] += 1
                 if hop is not None:
                     self.worker.peer_answers[error.code] += 1

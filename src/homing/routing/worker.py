@@ -339,14 +339,21 @@ class Worker:
         return random.choice(others) if others else None  # noqa: S311 - a detour needs no secrecy
 
     def others_to_start_at(self) -> list[WorkerId]:
-        """Live workers that neither drain nor stop: where a session may begin. Lists the run directory: a few files.
+        """Live workers of this app that neither drain nor stop: where a session may begin. Lists the run directory: a few files.
+
+        Raises:
+            DirectoryError: they cannot be told.
+        """
+        return [each for each in self.others_that_stay() if self._serves_same(each)]
+
+    def others_that_stay(self) -> list[WorkerId]:
+        """Live workers that neither drain nor stop, whatever app they serve. One that still starts is among them.
 
         Raises:
             DirectoryError: they cannot be told.
         """
         leaving = self.run_directory.marks("draining") | self.run_directory.marks("stopping")
-        others = [each for each in self.run_directory.live_workers() if each != self.id and each not in leaving]
-        return [each for each in others if self._serves_same(each)]
+        return [each for each in self.run_directory.live_workers() if each != self.id and each not in leaving]
 
     def _serves_same(self, worker_id: WorkerId) -> bool:
         return self.run_directory.app_of(worker_id) == self._app

@@ -27,7 +27,7 @@ from uvicorn.config import LOGGING_CONFIG, LOOP_FACTORIES, STARTUP_FAILURE, Conf
 from uvicorn.supervisors import ChangeReload
 
 import homing
-from homing.clock import SYSTEM_CLOCK
+from homing.clock import boot_seconds
 from homing.errors import ConfigurationError, HomingError, StartupError
 from homing.routing.options import RoutingOptions
 from homing.runtime.announce import announce
@@ -325,7 +325,7 @@ def _description(config: RunConfig, listener: socket.socket) -> Description:
         address=_as_text(config.uds or f"{host}:{listener.getsockname()[1]}"),
         app=_as_text(str(config.app)),
         workers=config.workers,
-        started=SYSTEM_CLOCK.wall(),
+        began=boot_seconds(),
         version=homing.__version__,
     )
 

@@ -101,15 +101,15 @@ class Handoffs:
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[WorkerId, str] = {}
         self._receiving = self._sending = _datagram_socket()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._receiving.close)
             self._receiving.bind(self._path)
+            undo.callback(os.unlink, self._path)  # else the next try finds the name taken
             os.chmod(self._path, 0o600)
             if sys.platform == "linux":
                 self._receiving.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._sending = _datagram_socket()
-        except BaseException:
-            self._receiving.close()
-            raise
+            undo.pop_all()
         self._undo_receiving = close_after_fork(self._receiving)
         self._undo_sending = close_after_fork(self._sending)
         self._takes = self._gives = True

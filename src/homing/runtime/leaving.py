@@ -5,7 +5,8 @@ workers' sessions, or for none, move to other workers while they are idle (`hand
 next reply is the last on it. At the end all that are idle move.
 
 The invariant: a client whose connection was accepted is answered. One that has not sent its request yet moves too, or is
-waited for.
+waited for; one that has sent half of it is waited for. Where all leave together, idle connections wait for a worker that takes
+them.
 
 Not here: when a worker drains, and what follows (`worker.py`, `supervisor.py`).
 """
@@ -13,6 +14,7 @@ Not here: when a worker drains, and what follows (`worker.py`, `supervisor.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -23,7 +25,7 @@ from uvicorn.server import ServerState
 
 from homing.errors import HomingError
 from homing.routing.worker import Worker
-from homing.runtime.handoff import Handoffs
+from homing.runtime.config import RunConfig
 from homing.runtime.protocol import HomingHttpToolsProtocol
 from homing.types import WorkerId
 
@@ -33,27 +35,28 @@ LOOK_SECONDS: Final = 0.1
 """How often a worker that drains looks for connections that have become idle, as often as uvicorn looks whether to stop."""
 
 TAKES_WITHIN_SECONDS: Final = 1.0
-"""How long a worker that leaves tries to give its idle connections away while no other takes any. A worker's queue of them is
-short (`net.unix.max_dgram_qlen`), so many connections go as fast as they are taken."""
+"""How long a worker that leaves tries without a pause to give its idle connections away while no other takes any. A worker's queue
+of them is short (`net.unix.max_dgram_qlen`), so many connections go as fast as they are taken."""
 
 _TAKES_LOOK_SECONDS: Final = 0.002
 
 FIRST_REQUEST_SECONDS: Final = 1.0
-"""How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake."""
+"""How long a worker that leaves waits for the first request of a connection that cannot move, or for its TLS handshake; and, at the
+end, for what is missing of a request's head."""
 
 
 class Leave:
-    """One worker's leave. Borrows the server's state, the worker and the handoffs.
+    """One worker's leave. Borrows the server's state, the worker and its handoffs.
 
     Args:
         worker: None: nothing is routed, and no connection moves.
-        handoffs: None: no connection moves.
+        config: Where the worker's handoffs are; as long as there are none, no connection moves.
     """
 
-    def __init__(self, state: ServerState, worker: Worker | None, handoffs: Handoffs | None) -> None:
+    def __init__(self, state: ServerState, worker: Worker | None, config: RunConfig) -> None:
         self._state = state
         self._worker = worker
-        self._handoffs = handoffs
+        self._config = config
         self._began: float | None = None
 
     def begin(self) -> None:
@@ -74,25 +77,32 @@ class Leave:
             await asyncio.sleep(LOOK_SECONDS)
         return self.sessions
 
-    async def end(self, *, in_a_hurry: bool) -> None:
+    async def end(self, in_a_hurry: Callable[[], bool]) -> None:
         """Before the server closes what is idle: what can move has moved, and whoever is just connecting is heard.
 
         Args:
-            in_a_hurry: The worker was told to stop, and so was its server perhaps: nobody waits for silent clients.
+            in_a_hurry: Whether the worker was told to stop, and so was its server perhaps: nobody waits for silent clients.
         """
-        if in_a_hurry:
+        if in_a_hurry():
             self._send_away(all_idle=True)
             return
-        await self._send_all_away()
+        await self._send_all_away(TAKES_WITHIN_SECONDS)
+        ends = time.monotonic()
         # One that has drained has accepted nothing since; one that was to serve so many requests stops just now.
-        until = (time.monotonic() if self._began is None else self._began) + FIRST_REQUEST_SECONDS
-        while time.monotonic() < until and not self._all_heard():
+        silent_since = ends if self._began is None else self._began
+        # As long as what is served: the others may have reached their number of requests too, and their replacements still start.
+        graceful_seconds = self._config.timeout_graceful_shutdown or 0
+        while not in_a_hurry() and (
+            (_is_within(FIRST_REQUEST_SECONDS, silent_since) and not self._all_heard())
+            or (_is_within(FIRST_REQUEST_SECONDS, ends) and self._is_asked())
+            or (_is_within(graceful_seconds, ends) and self._will_be_taken())
+        ):
             await asyncio.sleep(LOOK_SECONDS)
-            await self._send_all_away()
+            await self._send_all_away(0.0)
 
-    async def _send_all_away(self) -> None:
-        """Give away all connections that are idle; a queue that is full is tried again, while the others take any."""
-        until = time.monotonic() + TAKES_WITHIN_SECONDS
+    async def _send_all_away(self, seconds: float) -> None:
+        """Give away all connections that are idle; a queue that is full is tried again for so long, and while the others take any."""
+        until = time.monotonic() + seconds
         while True:
             given, stayed = self._given_and_stayed()
             self._send_away(all_idle=True)
@@ -104,7 +114,7 @@ class Leave:
             await asyncio.sleep(_TAKES_LOOK_SECONDS)
 
     def _given_and_stayed(self) -> tuple[int, int]:
-        counters = None if self._handoffs is None else self._handoffs.counters
+        counters = None if self._config.handoffs is None else self._config.handoffs.counters
         return (0, 0) if counters is None else (counters.given, counters.stayed)
 
     @property
@@ -122,7 +132,7 @@ class Leave:
         for connection in list(self._state.connections):
             if not isinstance(connection, HomingHttpToolsProtocol):
                 continue
-            if not (to and connection.can_leave):
+            if not (to and connection.can_leave) or (all_idle and connection.is_asking):
                 connection.answer_last()
             elif all_idle or not self._is_here(connection.session_id):
                 connection.leave(connection.asks_for if connection.asks_for in to else random.choice(to))  # noqa: S311
@@ -131,7 +141,7 @@ class Leave:
         return session_id is not None and self._worker is not None and self._worker.owners.mine(session_id)
 
     def _others(self) -> list[WorkerId]:
-        if self._worker is None or self._handoffs is None:
+        if self._worker is None or self._config.handoffs is None:
             return []
         try:
             return self._worker.others_to_start_at()
@@ -139,9 +149,28 @@ class Leave:
             logger.warning("no connection moves to another worker: %s", error)
             return []
 
+    def _will_be_taken(self) -> bool:
+        """Connections are idle that can move, and whoever is to take them is still starting, or has no room for them now."""
+        if self._worker is None or not any(
+            isinstance(each, HomingHttpToolsProtocol) and each.waits_to_leave for each in self._state.connections
+        ):
+            return False
+        # Where those that stay serve another app, after a restart, say, nobody would ever take them.
+        with contextlib.suppress(HomingError):
+            return bool(self._worker.others_to_start_at()) or not self._worker.others_that_stay()
+        return False
+
+    def _is_asked(self) -> bool:
+        """A request's head is on its way, of which the server would know nothing."""
+        return any(isinstance(each, HomingHttpToolsProtocol) and each.is_asking for each in self._state.connections)
+
     def _all_heard(self) -> bool:
         """Every connection has sent a request. Of one that is still in its TLS handshake nothing is known."""
         connections = [each for each in self._state.connections if isinstance(each, HomingHttpToolsProtocol)]
-        if len(connections) < len(self._state.connections) or self._handoffs is None:
+        if len(connections) < len(self._state.connections) or self._config.handoffs is None:
             return False
         return all(each.has_asked for each in connections)
+
+
+def _is_within(seconds: float, since: float) -> bool:
+    return time.monotonic() < since + seconds

@@ -73,6 +73,9 @@ class Worker:
     Args:
         clock: Its deadlines are on this one.
 
+    Raises:
+        OSError: there is no process or no descriptor for it now. All that was opened for it is closed.
+
     Attributes:
         loaded, ready, failed: What it has said of its start.
         leaving: It accepts no more connections.
@@ -84,12 +87,14 @@ class Worker:
 
     def __init__(self, config: RunConfig, listener: Listener, clock: Clock) -> None:
         self._link, theirs = Pipe()
-        self._carrier = carrier_of(self._link)
-        self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
-        with _interrupts_wait():
-            self._process.start()
         # The worker sees this process die only if nobody else holds the worker's end.
-        theirs.close()
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(self._link.close)
+            self._carrier = undo.enter_context(carrier_of(self._link))
+            self._process = get_subprocess(config, WorkerMain(config, theirs), [listener.socket])
+            with _interrupts_wait():
+                self._process.start()
+            undo.pop_all()
         self._clock = clock
         self._heartbeat = Heartbeat(PING_SECONDS, clock=clock)
         self._late = False

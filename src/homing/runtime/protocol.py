@@ -215,9 +215,19 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
         return self.scheme == "http" and getattr(self.config, "handoffs", None) is not None
 
     @property
+    def waits_to_leave(self) -> bool:
+        """It could move now, if another worker took it."""
+        return self.can_leave and self._is_idle()
+
+    @property
     def has_asked(self) -> bool:
         """A request has begun on it."""
         return self.scope is not None
+
+    @property
+    def is_asking(self) -> bool:
+        """A request has begun on it whose head is not whole: no task serves it yet, and the server takes it for idle."""
+        return self.scope is not None and (self.cycle is None or self.scope is not self.cycle.scope)
 
     @property
     def session_id(self) -> str | None:
@@ -233,7 +243,7 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
     def leave(self, to: WorkerId) -> bool:
         """Give the connection to `to`, if it is idle; else it stays."""
         handoffs: Handoffs | None = getattr(self.config, "handoffs", None)
-        if handoffs is None or not self.can_leave or not self._is_idle():
+        if handoffs is None or not self.waits_to_leave:
             return False
         # One that has moved has its time to stay idle begun; one that was only just made has not.
         return self._give(handoffs, to, self._moves if self.cycle is None else max(1, self._moves))

@@ -10,11 +10,11 @@ import contextlib
 import logging
 from typing import Final
 
-from homing.clock import SYSTEM_CLOCK
+from homing.clock import SYSTEM_CLOCK, boot_seconds
 from homing.errors import RunDirectoryError
 from homing.histogram import Histogram
 from homing.routing.worker import Worker
-from homing.runtime.handoff import Handoffs
+from homing.runtime.config import RunConfig
 from homing.tasks import ended
 from homing.watch.figures import encode_figures, figures_of
 from homing.watch.page import Row, open_row
@@ -25,18 +25,22 @@ WRITE_SECONDS: Final = 1.0
 
 
 class Publisher:
-    """Writes the row, from `start` until `aclose`. Owns the row and its task."""
+    """Writes the row, from `start` until `aclose`. Owns the row and its task.
 
-    def __init__(self, worker: Worker, handoffs: Handoffs | None) -> None:
+    Args:
+        config: Where the worker's handoffs are, once there are any.
+    """
+
+    def __init__(self, worker: Worker, config: RunConfig) -> None:
         self._worker = worker
-        self._handoffs = handoffs
-        self._started = SYSTEM_CLOCK.wall()
+        self._config = config
+        self._started, self._began = SYSTEM_CLOCK.wall(), boot_seconds()
         self._lags = Histogram()
         self._row: Row | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Take a row, and write it from now on. A worker that cannot get one serves all the same, unseen."""
+        """Take a row, and write it from now on. A worker that cannot get one serves all the same, unseen until it can."""
         self._task = asyncio.create_task(self._publish(), name="homing publisher")
 
     async def aclose(self) -> None:
@@ -51,16 +55,12 @@ class Publisher:
                 self._write_to(row, 0.0)
 
     async def _publish(self) -> None:
-        opening = asyncio.ensure_future(asyncio.to_thread(open_row, self._worker.run_directory.path))
         try:
-            self._row = await asyncio.shield(opening)
+            self._row = await self._open()
         except RunDirectoryError as error:
             logger.warning("homing ps and metrics do not see this worker: %s", error)
-            return
-        except asyncio.CancelledError:
-            with contextlib.suppress(RunDirectoryError):
-                (await opening).close()
-            raise
+            self._row = await self._open_later()
+            logger.info("homing ps and metrics see this worker from now on")
         self._write(0.0)
         loop = asyncio.get_running_loop()
         while True:
@@ -70,15 +70,32 @@ class Publisher:
             self._lags.observe(lag_seconds)
             self._write(lag_seconds)
 
+    async def _open(self) -> Row:
+        opening = asyncio.ensure_future(asyncio.to_thread(open_row, self._worker.run_directory.path))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with contextlib.suppress(RunDirectoryError):
+                (await opening).close()
+            raise
+
+    async def _open_later(self) -> Row:
+        """A row once there is room for one, whose want was said already."""
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            with contextlib.suppress(RunDirectoryError):
+                return await self._open()
+
     def _write(self, lag_seconds: float) -> None:
         if self._row is not None:
             self._write_to(self._row, lag_seconds)
 
     def _write_to(self, row: Row, lag_seconds: float) -> None:
-        moved = None if self._handoffs is None else self._handoffs.counters
+        moved = None if self._config.handoffs is None else self._config.handoffs.counters
         figures = figures_of(
             self._worker,
             started=self._started,
+            began=self._began,
             given=0 if moved is None else moved.given,
             adopted=0 if moved is None else moved.adopted,
             handed_off=0 if moved is None else moved.followed,

@@ -37,7 +37,7 @@ from homing.runtime.handoff import Handoffs
 from homing.runtime.leaving import Leave
 from homing.runtime.link import Drained, FromWorker, Leaving, Loaded, Ready, SupervisorLink, failure
 from homing.runtime.protocol import HomingHttpToolsProtocol
-from homing.runtime.publisher import Publisher
+from homing.runtime.publisher import WRITE_SECONDS, Publisher
 from homing.runtime.secret import keep_server_secret
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class HomingServer(Server):
         self._accepting: Accepting | None = None
         self._leave: Leave | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._handoffs_later: asyncio.TimerHandle | None = None
         self._signalled = False
 
     def run(self, sockets: list[socket] | None = None) -> None:
@@ -90,7 +91,7 @@ class HomingServer(Server):
             self._accepting = Accepting(
                 self.servers, self._make_protocol, tls=self.config.ssl, backlog=self.config.backlog
             )
-            self._leave = Leave(self.server_state, current_worker(), self.config.handoffs)
+            self._leave = Leave(self.server_state, current_worker(), self.config)
             self._publish()
             self.serves(self._accepting)
             self._tell(Ready())
@@ -101,6 +102,8 @@ class HomingServer(Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         # At once: until the supervisor knows, what waits in this worker's queue waits for nobody.
         self._tell(Leaving())
+        if self._handoffs_later is not None:
+            self._handoffs_later.cancel()
         if self._draining is not None:
             await asyncio.wait([self._draining])
         elif not self._signalled and self._leave is not None:
@@ -113,7 +116,7 @@ class HomingServer(Server):
         if self.config.handoffs is not None:
             await self.config.handoffs.taken()
         if self._leave is not None:
-            await self._leave.end(in_a_hurry=self._signalled)
+            await self._leave.end(lambda: self._signalled)
         if self.config.handoffs is not None:
             await self.config.handoffs.aclose()
         await super().shutdown(sockets)
@@ -164,14 +167,19 @@ class HomingServer(Server):
         try:
             self.config.handoffs = Handoffs(worker.run_directory.path, worker.id, self._adopt, self._has_room)
         except OSError as error:
-            # A full or missing run directory: requests are forwarded, as they are where connections cannot move.
-            logger.warning("no connection moves to this worker or from it: %s", error.strerror)
+            # A full or missing run directory: requests are forwarded meanwhile, as they are where connections cannot move.
+            if self._handoffs_later is None:
+                logger.warning("no connection moves to this worker or from it: %s", error.strerror)
+            self._handoffs_later = asyncio.get_running_loop().call_later(WRITE_SECONDS, self._open_handoffs)
+        else:
+            if self._handoffs_later is not None:
+                logger.info("connections move to this worker and from it from now on")
 
     def _publish(self) -> None:
         # Nothing is awaited between listening and uvicorn's main loop: its first turn makes the `Date` header.
         worker = current_worker()
         if worker is not None:
-            self._publisher = Publisher(worker, self.config.handoffs)
+            self._publisher = Publisher(worker, self.config)
             self._publisher.start()
 
     def _make_protocol(self) -> asyncio.Protocol:

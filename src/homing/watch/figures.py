@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from homing.clock import boot_seconds
 from homing.histogram import Histogram, summed
 from homing.routing.worker import Worker
 
@@ -34,7 +35,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     Attributes:
         worker, pid: Which it is.
-        started, written: When it started, and when it wrote this; seconds since the epoch.
+        started: Seconds since the epoch.
+        began, written: When it started, and when it wrote this, as `homing.clock.boot_seconds` tells.
         sessions: Those it owns, open or in their close retry window. `ended`: how many of them have ended.
         serving: Requests whose handler is running, other workers' included.
         served: Requests that it has served, `received` from other workers among them.
@@ -58,6 +60,7 @@ class Figures(msgspec.Struct, frozen=True):
     worker: str
     pid: int
     started: float
+    began: float
     written: float
     sessions: int = 0
     ended: int = 0
@@ -93,6 +96,7 @@ def figures_of(
     worker: Worker,
     *,
     started: float,
+    began: float,
     given: int = 0,
     adopted: int = 0,
     handed_off: int = 0,
@@ -112,7 +116,8 @@ def figures_of(
         worker=worker.id,
         pid=os.getpid(),
         started=started,
-        written=time.time(),
+        began=began,
+        written=boot_seconds(),
         sessions=len(worker.owners),
         ended=worker.count_ended(),
         serving=worker.serving,

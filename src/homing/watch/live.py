@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from homing.clock import boot_seconds
 from homing.errors import ConfigurationError
 from homing.watch.figures import STALE_SECONDS, Figures
 from homing.watch.processes import resident_bytes
@@ -33,7 +34,7 @@ _ANSWER_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Sums over the server's whole life, and how many sessions are open."""
+    """Sums over the server's whole life, and how many sessions are open. `at`: as `homing.clock.boot_seconds` tells."""
 
     at: float
     requests: int
@@ -59,7 +60,7 @@ class Live:
             return
         self._samples.append(
             _Sample(
-                at=time.time(),
+                at=boot_seconds(),
                 requests=sum(each.served for each in server.all),
                 forwarded=sum(each.forwarded for each in server.all),
                 gone=sum(each.answers.get("session_gone", 0) for each in server.all),
@@ -83,15 +84,15 @@ class Live:
         server = look_at(self._path)
         if server is None:
             raise ConfigurationError("the server's run directory cannot be read")
-        now = time.time()
+        now = boot_seconds()
         description = server.description
         return {
-            "now": now,
+            "now": time.time(),
             "server": {
                 "address": description.address,
                 "app": description.app,
                 "version": description.version,
-                "uptime_seconds": round(now - description.started, 1),
+                "uptime_seconds": round(now - description.began, 1),
                 "workers_wanted": description.workers,
             },
             "workers": [self._worker(server, figures, now) for figures in server.alive],
@@ -117,7 +118,7 @@ class Live:
         return {
             "worker": figures.worker[:8],
             "pid": figures.pid,
-            "uptime_seconds": round(now - figures.started, 1),
+            "uptime_seconds": round(now - figures.began, 1),
             "silent": stale or not found.answered,
             "open": figures.open_sessions,
             "ended": figures.ended,
@@ -140,11 +141,14 @@ class Live:
     def _history(self) -> list[list[float]]:
         """For each step between two samples: when it ended, requests, forwards and gone answers per second, sessions."""
         samples = list(self._samples)
+        boot = time.time() - boot_seconds()
         steps = []
         for before, after in pairwise(samples):
             seconds = max(after.at - before.at, 1e-3)
             rates = (after.requests - before.requests, after.forwarded - before.forwarded, after.gone - before.gone)
-            steps.append([round(after.at, 1), *(round(max(0, rate) / seconds, 2) for rate in rates), after.sessions])
+            steps.append(
+                [round(boot + after.at, 1), *(round(max(0, rate) / seconds, 2) for rate in rates), after.sessions]
+            )
         return steps
 
 

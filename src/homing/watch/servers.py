@@ -40,7 +40,7 @@ class Description(msgspec.Struct, frozen=True):
         address: `127.0.0.1:8000` or `[::1]:8000`, or the path of a Unix socket.
         app: As on the command line.
         workers: How many it was started with.
-        started: Seconds since the epoch.
+        began: When it started, as `homing.clock.boot_seconds` tells.
         version: homing's.
     """
 
@@ -48,7 +48,7 @@ class Description(msgspec.Struct, frozen=True):
     address: str
     app: str
     workers: int
-    started: float
+    began: float
     version: str
 
 
@@ -138,7 +138,7 @@ def running_servers() -> list[Server]:
                 server = look_at(path)
                 if server is not None:
                     found[path] = server
-    return sorted(found.values(), key=lambda server: (server.description.started, server.path))
+    return sorted(found.values(), key=lambda server: (server.description.began, server.path))
 
 
 def find_server(name: str) -> Server:

@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from homing.clock import boot_seconds
 from homing.directory.base import Why
 from homing.forwarding.frames import PREFIX_BYTES, SHOW, SHOWN
 from homing.forwarding.values import encode_value
@@ -124,7 +125,8 @@ def _dead(server: Server, limit: int) -> Iterable[WorkerSessions]:
                     # The link was made when the session came here, and nothing touches it after that.
                     left.append((record.stat(follow_symlinks=False).st_mtime, record.name, worker))
     now = time.time()
-    last_words = {figures.worker: figures.written for figures in server.dead}
+    # Links have their times by the wall clock, rows by the machine's.
+    last_words = {figures.worker: now - (boot_seconds() - figures.written) for figures in server.dead}
     found: dict[str, list[EndedSession]] = {}
     for made, name, worker in heapq.nlargest(limit, left):
         ended = last_words.get(worker)

@@ -211,7 +211,7 @@ async def test_a_request_that_is_refused_at_another_worker_is_counted_once(run_d
         def counted() -> Counter[str]:
             sums: Counter[str] = Counter()
             for each in served.workers:
-                sums.update(outcomes(figures_of(each.worker, started=0.0)))
+                sums.update(outcomes(figures_of(each.worker, started=0.0, began=0.0)))
             del sums["not_mine"]
             return sums
 

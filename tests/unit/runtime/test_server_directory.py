@@ -142,7 +142,7 @@ def test_a_read_only_directory_is_refused_by_its_name(tmp_path: Path) -> None:
 @contextmanager
 def _server(path: Path) -> Iterator[None]:
     """All that a supervisor makes in a run directory."""
-    description = Description(os.getpid(), "127.0.0.1:8000", "app:app", workers=2, started=0, version="1")
+    description = Description(os.getpid(), "127.0.0.1:8000", "app:app", workers=2, began=0, version="1")
     with open_server_directory(str(path)), Control(str(path)), describe(str(path), description):
         yield
 

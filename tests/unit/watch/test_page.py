@@ -95,7 +95,7 @@ def test_a_reader_never_sees_half_a_row(tmp_path: Path) -> None:
 
 
 def test_figures_go_through_a_row_as_they_are() -> None:
-    figures = Figures("a" * 32, 12, 1.5, 2.5, sessions=7, ended=2, served=9, answers={"session_gone": 3})
+    figures = Figures("a" * 32, 12, 1.5, 0.5, 2.5, sessions=7, ended=2, served=9, answers={"session_gone": 3})
     assert decode_figures(encode_figures(figures)) == figures
     assert figures.open_sessions == 5
     assert decode_figures(b"\xff\x00 no figures") is None
