@@ -21,7 +21,7 @@ def descriptors_of(server: Running) -> int:
 
 
 def test_a_restart_that_can_start_no_process_stops_there_and_gives_back_what_it_opened() -> None:
-    with serving() as server:
+    with serving("--drain-timeout", "1") as server:
         session, _ = start(server.port)
         before, opened = server.workers(), descriptors_of(server)
         # At each of what a start opens: two ends of the link, one of ours more, and what Python opens. A worker that did start
