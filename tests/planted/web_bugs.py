@@ -245,7 +245,7 @@ WEB_BUGS: Final = (
         (
             Change(
                 f"{_WEB}/processes.py",
-                "for folder, worker in worker_folders(_namespace())\n        if",
+                "for folder, worker in worker_folders(namespaces())\n        if",
                 "for folder, worker in ()\n        if",
             ),
         ),

@@ -21,24 +21,20 @@ def descriptors_of(server: Running) -> int:
 
 
 def test_a_restart_that_can_start_no_process_stops_there_and_gives_back_what_it_opened() -> None:
-    with serving() as server:
+    with serving("--drain-timeout", "1") as server:
         session, _ = start(server.port)
         before, opened = server.workers(), descriptors_of(server)
-        more = 0
-        while True:
+        # At each of what a start opens: two ends of the link, one of ours more, and what Python opens. A worker that did start
+        # would have this limit too.
+        for more in range(7):
             with descriptors(server.process.pid, more):
                 server.process.send_signal(signal.SIGHUP)
-                server.wait_for("Received SIGHUP", more + 1)
-                server.wait_for(f"{STOPS}|is replaced by", more + 1)
-                if server.find("is replaced by"):
-                    break
+                server.wait_for(f"{STOPS}.*{NO_DESCRIPTOR}", more + 1)
             assert server.workers() == before
-            assert descriptors_of(server) == opened
+            # Python's own part goes with the error, which the line in the log is a moment ahead of.
+            until(lambda: descriptors_of(server) == opened, server, 10)
             assert step(server.port, session)[0] == 200
-            more += 1
-        # It fails at each of what a start opens: two ends of the link, one more of ours, and what Python opens.
-        assert more > 4
-        assert len(server.find(STOPS + f".*{NO_DESCRIPTOR}")) == more
+        server.process.send_signal(signal.SIGHUP)
         server.wait_for("all 2 workers were restarted")
 
 
