@@ -102,9 +102,10 @@ async def serve(hits: int, parts: set[str]) -> None:
 
             served = with_metrics_route(router, "/metrics")
         if "row" in parts:
+            from homing.runtime.config import RunConfig
             from homing.runtime.publisher import Publisher
 
-            publisher = Publisher(worker, None)
+            publisher = Publisher(worker, RunConfig(app, routing=None))
             publisher.start()
             while publisher._row is None:
                 await asyncio.sleep(0.01)

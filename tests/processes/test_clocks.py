@@ -139,13 +139,12 @@ def test_only_the_age_of_cookies_and_what_people_read_is_told_by_the_wall_clock(
         "clock.py": {"time"},
         "identity/cookie.py": {"wall"},
         "identity/set_cookie.py": {"wall"},
-        # When a server and a worker started, for people to read.
-        "runtime/command.py": {"wall"},
         # The supervisor's clock hands it on.
         "runtime/heartbeat.py": {"wall"},
         # How old a directory with nothing in it is, whose time is the file system's.
         "rundir/leftovers.py": {"time"},
         # And when a log line was written, for machines.
         "runtime/logs.py": {"fromtimestamp"},
+        # When a worker started, for people to read.
         "runtime/publisher.py": {"wall"},
     }
