@@ -44,8 +44,10 @@ def test_each_forwarded_request_is_one_span_of_its_callers_trace(place: dict[str
                 connection.request("POST", f"/sessions/{session}/step", headers=headers)
                 assert connection.getresponse().read()
                 sent += 1
-        [found] = until(lambda: documents(place, str(server.port)), lambda found: found[0]["served"] == sent + 1)
+        until(lambda: documents(place, str(server.port)), lambda found: found[0]["served"] == sent + 1)
         spans = [json.loads(line) for line in file.read_text().splitlines()]
+        # Each worker writes its own figures, when its second is over.
+        [found] = until(lambda: documents(place, str(server.port)), lambda found: found[0]["forwarded"] == len(spans))
         assert len(spans) == found["forwarded"] > 0
         assert {span["context"]["trace_id"] for span in spans} == {f"0x{TRACE}"}
         assert {span["attributes"]["homing.session"] for span in spans} == {session_tag(session)}
