@@ -211,12 +211,13 @@ def test_who_waits_too_long_is_answered_503_and_a_client_that_leaves_takes_no_on
 async def answers_given(server: Staged) -> Counter[str]:
     """Homing's own answers up to now: workers write them down once a second, of which no event tells."""
     now = boot_seconds()
-    while True:
-        found = look_at(str(server.run_directory))
-        assert found is not None
-        if all(each.written > now for each in found.alive):
-            return sum((Counter(each.answers) for each in found.alive), Counter())
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while True:
+            found = look_at(str(server.run_directory))
+            assert found is not None
+            if all(each.written > now for each in found.alive):
+                return sum((Counter(each.answers) for each in found.alive), Counter())
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])

@@ -10,7 +10,7 @@ from typing import Final
 
 from homing.watch.servers import Server, find_server
 
-_PRINTED: Final = re.compile(r"https?://([^/]+:\d+)/?")
+_PRINTED: Final = re.compile(r"(?:https?://)?([^/]+:\d+)/?")
 
 
 def named_server(name: str) -> Server:

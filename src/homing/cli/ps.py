@@ -237,7 +237,7 @@ def as_document(server: Server, now: float) -> dict[str, Any]:
                 "stale": is_stale(figures, now),
                 "sessions": figures.sessions,
                 "open_sessions": figures.open_sessions,
-                "ended_sessions": figures.sessions - figures.open_sessions,
+                "ended_sessions": figures.ended_sessions,
                 "serving": figures.serving,
                 "served": figures.served,
                 "received": figures.received,
@@ -261,7 +261,7 @@ def _sums(server: Server) -> dict[str, Any]:
     return {
         "sessions": sum(figures.sessions for figures in server.alive),
         "open_sessions": sum(figures.open_sessions for figures in server.alive),
-        "ended_sessions": sum(figures.sessions - figures.open_sessions for figures in server.alive),
+        "ended_sessions": sum(figures.ended_sessions for figures in server.alive),
         "serving": sum(figures.serving for figures in server.alive),
         "served": sum(figures.served for figures in server.all),
         "forwarded": sum(figures.forwarded for figures in server.all),
@@ -329,7 +329,7 @@ def workers_table(server: Server, now: float, rates: dict[str, float] | None = N
 
 
 def _open_and_ended(figures: Figures) -> str:
-    ended = figures.sessions - figures.open_sessions
+    ended = figures.ended_sessions
     return f"{figures.open_sessions:,}" + (f" +{ended:,} ended" if ended else "")
 
 

@@ -91,6 +91,11 @@ class Figures(msgspec.Struct, frozen=True):
         """Sessions that have not ended."""
         return max(0, self.sessions - self.ended)
 
+    @property
+    def ended_sessions(self) -> int:
+        """Sessions in their window."""
+        return self.sessions - self.open_sessions
+
 
 def figures_of(
     worker: Worker,
