@@ -47,6 +47,9 @@ forwarding two or three requests."""
 _WORD: Final = b"homing connection 2 "
 """What a datagram begins with; who gives it follows, and in one byte how often it has moved without settling. One descriptor comes
 with it."""
+_GIVEN_BACK: Final = 255
+"""Instead of how often: it comes back from where there was no room, and stays, or two full workers would never stop giving it."""
+
 _GIVER: Final = slice(len(_WORD), len(_WORD) + 32)
 _SIZE: Final = _GIVER.stop + 1
 
@@ -221,12 +224,13 @@ class Handoffs:
                 self.counters.lost += 1
                 logger.warning("lost a connection on its way from another worker: it came without its descriptor")
             return
-        has_room = self._has_room(len(self._tasks) + 1)
-        if not has_room and self.give(WorkerId(giver), connection.fileno(), MAX_MOVES):
+        given_back = data[-1] == _GIVEN_BACK
+        has_room = given_back or self._has_room(len(self._tasks) + 1)
+        if not has_room and self.give(WorkerId(giver), connection.fileno(), _GIVEN_BACK):
             self.counters.adopted += 1  # and given on, so that the sums of all workers agree
             connection.close()
             return
-        task = self._loop.create_task(self._serve(connection, data[-1]))
+        task = self._loop.create_task(self._serve(connection, MAX_MOVES if given_back else data[-1]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

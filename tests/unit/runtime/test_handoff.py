@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from homing.rundir import new_worker_id, worker_handoff_path
-from homing.runtime.handoff import Handoffs
+from homing.runtime.handoff import MAX_MOVES, Handoffs
 from homing.types import WorkerId
 
 
@@ -48,6 +48,28 @@ def test_a_given_connection_is_served_elsewhere_with_what_the_client_has_sent_me
         assert (connection.recv(9), moves, connection.getpeername()) == (b"next", 3, client.getsockname())
         assert not os.get_inheritable(connection.fileno())
         assert (giving.counters.given, taking.counters.adopted) == (1, 1)
+        for each in (client, connection):
+            each.close()
+        await giving.aclose()
+        await taking.aclose()
+
+    asyncio.run(play())
+
+
+def test_a_connection_that_two_full_workers_have_no_room_for_stays_at_the_first(tmp_path: Path) -> None:
+    async def play() -> None:
+        here, there, one, two = Adopted(), Adopted(), new_worker_id(), new_worker_id()
+        giving = Handoffs(str(tmp_path), one, here, lambda _: False)
+        taking = Handoffs(str(tmp_path), two, there, lambda _: False)
+        client, served = connected()
+        assert giving.give(two, served.fileno(), 1)
+        served.close()
+        async with asyncio.timeout(10):
+            connection, moves = await here.came.get()
+        assert (moves, connection.getpeername()) == (MAX_MOVES, client.getsockname())
+        assert there.came.empty()
+        for counters in (giving.counters, taking.counters):
+            assert (counters.given, counters.adopted) == (1, 1)
         for each in (client, connection):
             each.close()
         await giving.aclose()
@@ -99,7 +121,7 @@ def test_a_worker_that_dies_before_it_adopts_closes_the_connection_and_no_reply_
 GIVES_AND_DIES = """
 import asyncio, os, signal, sys
 from homing.rundir import new_worker_id
-from homing.runtime.handoff import Handoffs
+from homing.runtime.handoff import MAX_MOVES, Handoffs
 
 async def give(directory, owner, descriptor):
     if Handoffs(directory, new_worker_id(), None).give(owner, int(descriptor), 1):
