@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from homing.forwarding.base import HOP_SCOPE_KEY
 from homing.forwarding.frames import (
@@ -38,7 +38,7 @@ from homing.forwarding.values import MalformedFrameError
 from homing.types import Message, Reason, Scope
 
 if TYPE_CHECKING:
-    from homing.forwarding.receiver import PeerConnection, Receiver
+    from homing.forwarding.receiver import Receiver
 
 logger = logging.getLogger("homing.forwarding.receiver")
 
@@ -50,6 +50,22 @@ SERVICE_RESTART: Final = 1012
 
 class ClientGoneError(OSError):
     """The client, or the worker that it is connected to, has left; raised by `send` where the server's would raise."""
+
+
+class Carrier(Protocol):
+    """What a request's events go through: a connection of its own, or its place on a shared one."""
+
+    loop: asyncio.AbstractEventLoop
+    receiver: Receiver
+
+    @property
+    def write_paused(self) -> bool: ...
+    def write(self, kind: int, head: bytes = b"", payload: bytes = b"") -> bool: ...
+    async def writable(self) -> None: ...
+    def exchange_ended(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 class ReceivedRequest:
@@ -79,8 +95,8 @@ class ReceivedRequest:
     _events: deque[tuple[Message, int]] | None = None
     """What else the app has not taken yet, and what each counts towards the read-ahead."""
 
-    def __init__(self, connection: PeerConnection, request: Request, scope: Scope, payload: bytes) -> None:
-        self._connection: PeerConnection | None = connection
+    def __init__(self, connection: Carrier, request: Request, scope: Scope, payload: bytes) -> None:
+        self._connection: Carrier | None = connection
         try:
             self.reason = _REASONS[request.reason]
             self._send_raises = _send_raises(scope["asgi"]["spec_version"])
@@ -149,7 +165,7 @@ class ReceivedRequest:
             self._flag = 0
             connection.write(MINE)
 
-    def _write(self, connection: PeerConnection, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
+    def _write(self, connection: Carrier, kind: int, head: bytes = b"", payload: bytes = b"") -> None:
         if self.unsent_start is not None:
             self._write_start(connection)
         if self._flag:
@@ -157,13 +173,13 @@ class ReceivedRequest:
             self._flag = 0
         connection.write(kind, head, payload)
 
-    def _write_start(self, connection: PeerConnection) -> None:
+    def _write_start(self, connection: Carrier) -> None:
         assert self.unsent_start is not None
         connection.write(START | self._flag, self.unsent_start)
         self.unsent_start = None
         self._flag = 0
 
-    def _let_go(self, connection: PeerConnection) -> None:
+    def _let_go(self, connection: Carrier) -> None:
         self._connection = None
         self.unsent_start = None
         self._events = None
@@ -210,6 +226,10 @@ class ReceivedRequest:
 
     def _disconnect(self) -> Message:
         return {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+
+    def goes_on_over(self, connection: Carrier) -> None:
+        """The exchange has left its place on a shared connection, where all that it said before was said."""
+        self._connection = connection
 
     def connection_lost(self) -> None:
         """The forwarder is gone, and the client with it."""
@@ -285,7 +305,7 @@ class ReceivedRequest:
                 body = bytes(memoryview(body))
             more = bool(message.get("more_body", False))
             if len(body) > WHOLE_EVENT_BYTES:
-                await self._send_pieces(connection, body, more)
+                await self._send_pieces(body, more)
             else:
                 self._send_body(connection, body, more)
         elif not self._decided:
@@ -299,7 +319,7 @@ class ReceivedRequest:
             elif kind == "websocket.close":
                 self._accepted = False
 
-    def _send_body(self, connection: PeerConnection, body: bytes, more: bool) -> None:
+    def _send_body(self, connection: Carrier, body: bytes, more: bool) -> None:
         if more:
             self._write(connection, BODY, b"", body)
             return
@@ -315,7 +335,7 @@ class ReceivedRequest:
             self._write(connection, LAST, b"", body)
         self._let_go(connection)
 
-    async def _send_pieces(self, connection: PeerConnection, body: bytes, more: bool) -> None:
+    async def _send_pieces(self, body: bytes, more: bool) -> None:
         """Write a large body event in pieces, each when the one before it was taken.
 
         A server writes an event as one, whatever other tasks of the app send and whoever cancels the one that waits here. So
@@ -325,24 +345,25 @@ class ReceivedRequest:
         left = iter(pieces(body))
         piece = next(left, None)
         try:
-            while piece is not None and self._can_send:
+            # Looked for anew each time: it may join another.
+            while piece is not None and (connection := self._connection_to_send_by) is not None:
                 if connection.write_paused:
                     await connection.writable()
                 else:
                     self._write(connection, BODY, b"", piece)
                     piece = next(left, None)
         finally:
-            while piece is not None and self._can_send:
+            while piece is not None and (connection := self._connection_to_send_by) is not None:
                 self._write(connection, BODY, b"", piece)
                 piece = next(left, None)
-            if not more and self._can_send:
+            if not more and (connection := self._connection_to_send_by) is not None:
                 self._send_body(connection, b"", more)
             self._in_pieces = None
             written.set()
 
     @property
-    def _can_send(self) -> bool:
-        return self._connection is not None and self._gone is None
+    def _connection_to_send_by(self) -> Carrier | None:
+        return self._connection if self._gone is None else None
 
     def _send_without_client(self, message: Message) -> None:
         if self._gone is None:
@@ -354,7 +375,7 @@ class ReceivedRequest:
         if self._send_raises:
             raise ClientGoneError("the client has left")
 
-    def _send_start(self, connection: PeerConnection, message: Message) -> None:
+    def _send_start(self, connection: Carrier, message: Message) -> None:
         if not self._decided:
             raise RuntimeError("a forwarded request is answered after the hop's mine()")
         if self._started or not self._is_http:

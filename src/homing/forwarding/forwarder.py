@@ -14,6 +14,7 @@ relaying of one request (`relay.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -27,10 +28,13 @@ from homing.errors import (
     ReplyCutError,
 )
 from homing.forwarding.base import Answer
-from homing.forwarding.frames import ANSWER, ASK, BUSY
+from homing.forwarding.frames import ANSWER, ASK, BUSY, CALL, END, NOT_MINE, RAISED, WHOLE
+from homing.forwarding.heads import BODY_NONE, read_start, request_head
 from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
-from homing.forwarding.relay import Relay, UndeliveredError, failed_before_answer
+from homing.forwarding.relay import Relay, body_of, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
+from homing.forwarding.shared import LARGEST_HEAD_BYTES, SHARED_FROM
+from homing.forwarding.stream import UndeliveredError
 from homing.forwarding.values import MalformedFrameError, decode_value, encode_value
 from homing.histogram import Histogram
 from homing.rundir import worker_socket_path
@@ -40,6 +44,9 @@ from homing.types import Reason, Scope, Send, WorkerId
 __all__ = ["Counters", "Forwarder", "Replayable", "replayable"]
 
 _TICKS_PER_OWNER_TIMEOUT: Final = 10
+_JOINED_AGAIN_SECONDS: Final = 0.05
+_SHARED_AGAIN_SECONDS: Final = 1.0
+"""How soon after it was tried to have a shared connection it is tried again."""
 
 
 @dataclass(slots=True)
@@ -56,6 +63,8 @@ class Counters:
     raised: int = 0
     asked: int = 0
     opened: int = 0
+    shared: int = 0
+    """Of `forwarded` and `not_mine`: over a connection that small exchanges share."""
     retried: int = 0
     hops: Histogram = field(default_factory=Histogram)
     """From when a request is sent until its owner's first word, which may come with the reply."""
@@ -72,10 +81,19 @@ class Forwarder:
         owner_timeout_seconds: How long an owner may take to say *mine* or *not mine*, to a tenth of it. There is no
             limit after that answer: the app may take as long as with one worker.
         idle_seconds: How long an unused connection is kept. Less than the receiver's, so that this end lets go first.
+        shared_from: With so many requests under way at once to one owner, small ones share a connection.
     """
 
-    def __init__(self, socket_dir: str, *, owner_timeout_seconds: float = 30.0, idle_seconds: float = 15.0) -> None:
+    def __init__(
+        self,
+        socket_dir: str,
+        *,
+        owner_timeout_seconds: float = 30.0,
+        idle_seconds: float = 15.0,
+        shared_from: int = SHARED_FROM,
+    ) -> None:
         self.counters = Counters()
+        self._shared_from = shared_from
         self._socket_dir = socket_dir
         self._owner_timeout = owner_timeout_seconds
         self._idle_seconds = idle_seconds
@@ -148,6 +166,16 @@ class Forwarder:
         counters = self.counters
         try:
             pool = self._pools.get(owner) or self._pool(owner)
+            if pool.shared is not None or pool.under_way >= self._shared_from:
+                handled = await self._forward_small(pool, reason, note, scope, receive, send)
+                if handled is not None:
+                    counters.shared += 1
+                    if handled:
+                        counters.forwarded += 1
+                    else:
+                        counters.not_mine += 1
+                    return handled
+                pool = self._pool(owner)
             connection = pool.take()
             pooled = connection is not None
             if connection is None:
@@ -194,6 +222,98 @@ class Forwarder:
         except RemoteAppError:
             counters.raised += 1
             raise
+
+    # --- small exchanges ---
+
+    async def _forward_small(
+        self,
+        pool: OwnerPool,
+        reason: Reason,
+        note: tuple[object, ...],
+        scope: Scope,
+        receive: Replayable,
+        send: Send,
+    ) -> bool | None:
+        """Send a request without a body over the connection that such requests share, and see it to its end.
+
+        Returns:
+            True and False: as `forward`. None: it is none, there is none, or it was provably not read.
+        """
+        shared, now = pool.shared, pool.loop.time()
+        if shared is None or not shared.takes(now):
+            if pool.under_way >= self._shared_from:
+                self._share(pool, now)
+            return None
+        if scope["type"] != "http" or body_of(scope) != BODY_NONE:
+            return None
+        head = request_head(int(reason), note, scope, BODY_NONE, ())
+        if len(head) > LARGEST_HEAD_BYTES:
+            return None
+        exchange = shared.request(head, now, now + self._owner_timeout)
+        try:
+            kind, head, payload = await exchange.answer
+            if kind == WHOLE:
+                start = read_start(head)
+            elif kind == CALL:
+                return await self._join(pool.owner, decode_value(head), scope, receive, send)
+        except UndeliveredError:
+            self.counters.retried += 1
+            return None
+        except BaseException:
+            # Where the exchange goes on elsewhere, this says nothing to the owner.
+            shared.give_up(exchange)
+            raise
+        if kind == WHOLE:
+            try:
+                await send(start)
+                await send({"type": "http.response.body", "body": payload, "more_body": False})
+            except OSError:
+                pass  # the client has left, and nobody is to be told
+            return True
+        if kind == NOT_MINE:
+            return False
+        if kind == END:
+            return True
+        if kind == RAISED:
+            raise RemoteAppError(f"the app raised at worker {pool.owner}, which logged the traceback")
+        raise OwnerUnreachableError(f"worker {pool.owner} stopped before its reply")
+
+    async def _join(self, owner: WorkerId, call: object, scope: Scope, receive: Replayable, send: Send) -> bool:
+        """Go on over a connection of its own with an exchange that the owner has begun, and has called there."""
+        give_up_at = asyncio.get_running_loop().time() + self._owner_timeout
+        receive.release()
+        pooled = True
+        while True:
+            try:
+                pool = self._pool(owner)
+                connection = pool.take() if pooled else None
+                pooled = connection is not None
+                if connection is None:
+                    connection = await self._open(pool)
+                relay = Relay(connection, self._tasks, scope, call)
+                return await relay.run(self._owner_timeout, Reason.OWNED, (), receive, send)
+            except UndeliveredError as error:
+                # As in `forward`: one that went while it was idle says nothing of its owner.
+                if not pooled:
+                    raise OwnerUnreachableError(f"worker {owner} was lost before its reply") from error
+                pooled = False
+            except OwnerRefusedError as error:
+                raise OwnerUnreachableError(f"worker {owner} was lost before its reply") from error
+            except OwnerBusyError as error:
+                # Descriptors are short. The app has begun there, and waits for this.
+                if self._closed or asyncio.get_running_loop().time() >= give_up_at:
+                    raise OwnerUnreachableError(f"worker {owner} could not be reached for its reply") from error
+                await asyncio.sleep(_JOINED_AGAIN_SECONDS)
+
+    def _share(self, pool: OwnerPool, now: float) -> None:
+        """Have small exchanges with this owner share a connection."""
+        if pool.shared is not None:
+            pool.shared.retiring = False
+        elif now >= pool.shares_again_at:
+            pool.shares_again_at = now + _SHARED_AGAIN_SECONDS
+            task = pool.loop.create_task(_shared(pool))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def ask(self, owner: WorkerId, kind: str, key: str, asker: WorkerId) -> Answer:
         """Ask `owner` to give the session or path `key` to `asker` (`docs/design/protocol.md`, rule 6).
@@ -246,7 +366,7 @@ class Forwarder:
                 raise OwnerBusyError("this worker is stopping, and forwards nothing more")
             loop = asyncio.get_running_loop()
             pool = self._pools[owner] = OwnerPool(
-                owner, worker_socket_path(self._socket_dir, owner), loop, self.counters.hops
+                owner, worker_socket_path(self._socket_dir, owner), loop, self.counters.hops, self._shared_from
             )
             if self._ticker is None:
                 self._ticker = loop.call_later(self._tick_seconds, self._tick)
@@ -279,6 +399,12 @@ class Forwarder:
         if self._pools:
             loop = asyncio.get_running_loop()
             self._ticker = loop.call_later(self._tick_seconds, self._tick)
+
+
+async def _shared(pool: OwnerPool) -> None:
+    # Without it everything goes over connections of its own, and it is tried again.
+    with contextlib.suppress(OwnerRefusedError, OwnerBusyError, OSError):
+        await pool.open_shared()
 
 
 def _read_answer(connection: OwnerConnection, frame: Frame | None) -> Answer:

@@ -47,6 +47,8 @@ REQUEST: Final = 16  # head: `Request`; payload: early body events, one after th
 GONE: Final = 17  # the client has left: `http.disconnect`, or a send that failed
 ASK: Final = 18  # head: [kind, key, asker]
 SHOW: Final = 19  # head: how many sessions at most
+SHARE: Final = 20  # from here on this connection carries numbered frames (`numbered.py`)
+JOIN: Final = 21  # head: what CALL said; the exchange goes on over this connection
 
 # Owner to forwarder.
 MINE: Final = 32
@@ -58,6 +60,10 @@ END: Final = 37  # the app returned, and its reply is not complete
 RAISED: Final = 38  # the app raised
 ANSWER: Final = 39  # head: the answer to ASK
 SHOWN: Final = 41  # payload: a part of what SHOW asks for; an empty one ends it
+CALL: Final = 42  # on a shared connection; head: what to JOIN a connection of its own with
+DROPPED: Final = 43  # on a shared connection: this worker stops before the app is done
+LAST_READ: Final = 44  # on a shared connection; number: of the last request that was, or will be, read
+SHARED: Final = 45  # on a shared connection: requests may come
 BUSY: Final = 40  # this worker has no descriptor to take the connection with, and has read nothing of what it carries
 
 MINE_FIRST: Final = 0x80
@@ -67,7 +73,7 @@ BOTH_KEYS: Final = 0x40
 """Flag on TEXT and DATA: the event has the keys `text` and `bytes`, one of them None."""
 
 FROM_FORWARDER: Final = frozenset(
-    {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS, REQUEST, GONE, ASK, SHOW}
+    {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS, REQUEST, GONE, ASK, SHOW, SHARE, JOIN}
 )
 FROM_OWNER: Final = frozenset(
     {BODY, LAST, EVENT, TEXT, DATA, TEXT | BOTH_KEYS, DATA | BOTH_KEYS}

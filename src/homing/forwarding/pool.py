@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from homing.errors import OwnerBusyError, OwnerRefusedError
 from homing.forwarding.frames import FROM_OWNER, MINE, MINE_FIRST, PREFIX, PULL, WHOLE
+from homing.forwarding.shared import SharedConnection
 from homing.forwarding.stream import FRAME_COST_BYTES, READ_AHEAD_BYTES, FrameStream
 from homing.forwarding.values import MalformedFrameError
 from homing.histogram import Histogram
@@ -129,9 +130,16 @@ class OwnerConnection(FrameStream):
 
 
 class OwnerPool:
-    """The connections to one owner. `hops`: how long owners took to say *mine*; borrowed."""
+    """The connections to one owner.
 
-    def __init__(self, owner: WorkerId, path: str, loop: asyncio.AbstractEventLoop, hops: Histogram) -> None:
+    Args:
+        hops: How long owners took to say *mine*; borrowed.
+        shared_from: As for `Forwarder`.
+    """
+
+    def __init__(
+        self, owner: WorkerId, path: str, loop: asyncio.AbstractEventLoop, hops: Histogram, shared_from: int
+    ) -> None:
         self.owner = owner
         self.hops = hops
         self.path = path
@@ -140,10 +148,14 @@ class OwnerPool:
         """All of them: those in `idle`, and those that carry something."""
         self.opening = 0
         self.idle: list[OwnerConnection] = []
+        self.shared: SharedConnection | None = None
+        """The connection that small exchanges share, where many are under way."""
+        self.shares_again_at = 0.0
+        self.shared_from = shared_from
 
     @property
     def under_way(self) -> int:
-        """How many connections carry something, or are about to."""
+        """How many connections of their own carry something, or are about to."""
         return len(self.connections) - len(self.idle) + self.opening
 
     def take(self) -> OwnerConnection | None:
@@ -175,8 +187,32 @@ class OwnerPool:
             self.connections.add(connection)
         return connection
 
+    async def open_shared(self) -> None:
+        """Make a connection that small exchanges share; it is used once the owner says that it takes them.
+
+        Raises:
+            OwnerRefusedError, OwnerBusyError: as `open`.
+        """
+        connected = connect(self.path, self.owner)
+        self.opening += 1
+        try:
+            _, shared = await self.loop.create_unix_connection(lambda: SharedConnection(self), sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+        finally:
+            self.opening -= 1
+        if not shared.lost:
+            self.shared = shared
+            shared.open()
+
+    def forget_shared(self, shared: SharedConnection) -> None:
+        """The shared connection is lost."""
+        if self.shared is shared:
+            self.shared = None
+
     def unused(self) -> bool:
-        return not (self.connections or self.opening)
+        return not (self.connections or self.opening or self.shared)
 
     def _check_room(self) -> None:
         if self.under_way >= MAX_LIVE:
@@ -212,11 +248,16 @@ class OwnerPool:
         for connection in [each for each in self.connections if 0.0 < each.answer_by <= now]:
             connection.timed_out = True
             connection.abort()
+        if self.shared is not None:
+            self.shared.expire(now)
+            self.shared.look()
 
     def drop(self) -> None:
         """Close all connections: the owner refuses, or the forwarder is done."""
         for connection in list(self.connections):
             connection.abort()
+        if self.shared is not None:
+            self.shared.abort()
 
 
 def connect(path: str, owner: WorkerId) -> socket.socket:

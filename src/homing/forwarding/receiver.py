@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from homing.forwarding.base import Answer
-from homing.forwarding.exchange import ReceivedRequest
-from homing.forwarding.frames import ANSWER, ASK, BUSY, FROM_FORWARDER, PREFIX_BYTES, REQUEST, SHOW, SHOWN
+from homing.forwarding.exchange import Carrier, ReceivedRequest
+from homing.forwarding.frames import ANSWER, ASK, BUSY, FROM_FORWARDER, JOIN, PREFIX_BYTES, REQUEST, SHARE, SHOW, SHOWN
 from homing.forwarding.heads import read_request, request_scope
+from homing.forwarding.shared_peer import Place, SharedPeer
 from homing.forwarding.stream import FrameStream
 from homing.forwarding.values import MalformedFrameError, decode_value, encode_value
 from homing.tasks import ended
@@ -93,17 +94,7 @@ class PeerConnection(FrameStream):
             if self.busy:
                 raise MalformedFrameError("a request came before the one before it was done with")
             self.busy = True
-            contents = read_request(head)
-            scope = request_scope(contents)
-            self._request = request = ReceivedRequest(self, contents, scope, payload)
-            receiver = self.receiver
-            receiver.counters.received += 1
-            state = receiver.state()
-            if state is not None:
-                scope["state"] = state.copy()
-            receiver.requests[request] = self.loop.create_task(
-                request.run(receiver, scope), context=receiver.context.copy()
-            )
+            self._request = self.receiver.begin(self, head, payload)
         elif kind == ASK:
             if self.busy:
                 raise MalformedFrameError("a question came before a request was done with")
@@ -123,6 +114,13 @@ class PeerConnection(FrameStream):
             self.receiver.show(self, limit)
         elif request is not None:
             request.frame_received(kind, head, payload)
+        elif kind == JOIN:
+            self.busy = True
+            self._request = self.receiver.join(self, decode_value(head))
+            if self._request is None:
+                self.exchange_ended()
+        elif kind == SHARE and not self.busy:
+            self._becomes_shared()
         elif kind not in FROM_FORWARDER:
             raise MalformedFrameError(f"a forwarder sent a frame of kind {kind}")
         # Anything else belongs to a request that is done with: its reply was complete before its body was.
@@ -130,10 +128,13 @@ class PeerConnection(FrameStream):
     def malformed(self) -> None:
         self.receiver.counters.malformed += 1
 
-    @property
-    def unsent(self) -> bool:
-        """A part of what was written is still here: the client of a reply that is complete may take long to read it."""
-        return not self.lost and self.transport.get_write_buffer_size() > 0
+    def _becomes_shared(self) -> None:
+        """From here on it carries numbered frames, which are another's to read."""
+        self.receiver.connections.discard(self)
+        self._undo_close_after_fork()
+        shared = SharedPeer(self.receiver)
+        self.transport.set_protocol(shared)
+        shared.connection_made(self.transport)
 
     def exchange_ended(self) -> None:
         """The request or the question is done with; the connection takes another."""
@@ -179,6 +180,10 @@ class Receiver:
         self.counters = Counters()
         self.loop = asyncio.get_running_loop()
         self.connections: set[PeerConnection] = set()
+        self.shared: set[SharedPeer] = set()
+        self.called: dict[int, Place] = {}
+        """The exchanges that a forwarder has yet to join to a connection of their own."""
+        self._calls = 0
         self.app = app
         self._path = path
         self.state = state
@@ -236,7 +241,11 @@ class Receiver:
         return True
 
     def _unsent(self) -> bool:
-        return any(connection.unsent for connection in self.connections)
+        return (
+            bool(self.called)
+            or any(connection.unsent for connection in self.connections)
+            or any(shared.unsent for shared in self.shared)
+        )
 
     async def aclose(self) -> None:
         """Stop listening, let what has arrived be answered, cancel what takes longer, drop all connections.
@@ -257,6 +266,8 @@ class Receiver:
         for connection in self.connections:
             if not connection.busy and not connection.inside_a_frame:
                 connection.pause_reading()
+        for shared in self.shared:
+            shared.say_last_read()
         await self.drain(_LAST_ANSWERS_SECONDS)
         self.cancels = True
         tasks = [*self.requests.values(), *self._tasks]
@@ -266,6 +277,8 @@ class Receiver:
         self.requests.clear()
         for connection in list(self.connections):
             connection.abort()
+        for shared in list(self.shared):
+            shared.abort()
 
     # --- connections ---
 
@@ -351,6 +364,31 @@ class Receiver:
         self._ticker = self.loop.call_later(self._idle_seconds / 4, self._tick)
 
     # --- requests ---
+
+    def begin(self, connection: Carrier, head: bytes, payload: bytes) -> ReceivedRequest:
+        """Call the app with a request that has arrived over `connection`."""
+        contents = read_request(head)
+        scope = request_scope(contents)
+        request = ReceivedRequest(connection, contents, scope, payload)
+        self.counters.received += 1
+        state = self.state()
+        if state is not None:
+            scope["state"] = state.copy()
+        self.requests[request] = self.loop.create_task(request.run(self, scope), context=self.context.copy())
+        return request
+
+    def call(self, place: Place) -> int:
+        """What the forwarder is to join the exchange with."""
+        self._calls += 1
+        self.called[self._calls] = place
+        return self._calls
+
+    def join(self, connection: PeerConnection, call: object) -> ReceivedRequest | None:
+        """The exchange that was called goes on over `connection`; None if there is nothing more to be said of it."""
+        place = self.called.pop(call, None) if isinstance(call, int) else None
+        if place is None:
+            raise MalformedFrameError("an exchange was joined that was not called")
+        return place.join(connection)
 
     def ended(self) -> None:
         """A request or a question has ended, while somebody waits until none is in flight."""

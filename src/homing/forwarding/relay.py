@@ -30,6 +30,7 @@ from homing.forwarding.frames import (
     EARLY_BODY_BYTES,
     END,
     GONE,
+    JOIN,
     LAST,
     NOT_MINE,
     RAISED,
@@ -52,12 +53,9 @@ from homing.forwarding.heads import (
 )
 from homing.forwarding.pool import WHOLE_AT_ONCE, Frame, OwnerConnection
 from homing.forwarding.replay import Replayable
-from homing.forwarding.values import MalformedFrameError
+from homing.forwarding.stream import UndeliveredError
+from homing.forwarding.values import MalformedFrameError, encode_value
 from homing.types import Message, Reason, Scope, Send
-
-
-class UndeliveredError(HomingError):
-    """The first frame was provably not read in full: the write failed, or the other end closed with bytes unread."""
 
 
 def failed_before_answer(connection: OwnerConnection) -> HomingError:
@@ -101,6 +99,9 @@ def body_of(scope: Scope) -> int:
 class Relay:
     """One request over one connection. `run` is called once.
 
+    Args:
+        joins: What the owner has called the exchange with, which began on a shared connection; None: it begins here.
+
     Borrows the connection until the exchange ends: then it goes back to its pool, or, unless both ends are done with
     the request, is dropped.
     """
@@ -128,10 +129,13 @@ class Relay:
     """How many headers went with the head. A server may add trailers to them while the body still comes."""
     _unblocked: asyncio.Future[None] | None = None
 
-    def __init__(self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope) -> None:
+    def __init__(
+        self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope, joins: object = None
+    ) -> None:
         self._connection = connection
         self._tasks = tasks
         self._scope = scope
+        self._joins = joins
 
     async def run(
         self, timeout_seconds: float, reason: Reason, note: tuple[object, ...], receive: Replayable, send: Send
@@ -145,7 +149,10 @@ class Relay:
         self._began = connection.pool.loop.time()
         finished = False
         try:
-            if body == BODY_NONE:
+            if self._joins is not None:
+                self._mine = True
+                self._undelivered = not connection.write_first(JOIN, encode_value(self._joins, "the call"))
+            elif body == BODY_NONE:
                 connection.answer_by = self._began + timeout_seconds
                 head = request_head(int(reason), note, self._scope, BODY_NONE, ())
                 self._undelivered = not connection.write_first(REQUEST, head)
@@ -174,6 +181,8 @@ class Relay:
                         return True
                     raise await self._lost()
                 kind, head, payload = frame
+                if self._joins is not None and kind != BUSY:
+                    self._joins = None  # it has
                 if kind in (WHOLE_AT_ONCE, WHOLE):
                     if not self._mine:
                         self._observe()
@@ -209,7 +218,7 @@ class Relay:
                     self._refuse_late_not_mine()
                     self._finish()
                     return False
-                elif kind == BUSY and not self._mine:
+                elif kind == BUSY and (self._joins is not None or not self._mine):
                     raise OwnerBusyError(f"worker {connection.pool.owner} has no descriptors left")
                 elif kind == RAISED:
                     finished = True
@@ -257,7 +266,7 @@ class Relay:
         connection = self._connection
         owner = connection.pool.owner
         failure: HomingError
-        if not self._mine:
+        if not self._mine or self._joins is not None:
             if self._undelivered:
                 return UndeliveredError(f"the connection to worker {owner} ended before the request was written")
             return failed_before_answer(connection)

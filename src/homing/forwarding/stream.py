@@ -1,10 +1,10 @@
-"""One connection of the hop: frames in, frames out, and back-pressure both ways.
+"""A connection of the hop: frames in, frames out, and back-pressure both ways.
 
 Invariant: back-pressure is the socket's own. What has arrived and was not taken is at most `READ_AHEAD_BYTES`, one read
 and one frame, since reading is paused beyond that; what was written and not sent is at most the transport's high-water
 mark and one frame, since every writer waits for `writable` first.
 
-Not here: what frames mean, and who writes which (`forwarder.py`, `receiver.py`).
+Not here: what frames mean, and who writes which (`forwarder.py`, `receiver.py`); many exchanges on one connection (`numbered.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import logging
 from typing import Final, cast
 
+from homing.errors import HomingError
 from homing.forwarding.frames import MAX_PAYLOAD_BYTES, PREFIX, PREFIX_BYTES
 from homing.forwarding.values import MalformedFrameError
 from homing.rundir import close_after_fork
@@ -27,8 +28,12 @@ _JOINED_BYTES: Final = 64 * 1024
 """Up to this size prefix, head and payload are joined for one write; a larger payload is written uncopied."""
 
 
-class FrameStream(asyncio.Protocol):
-    """Reads and writes frames. A subclass says what to do with one (`frame_received`) and with the end (`ended`)."""
+class UndeliveredError(HomingError):
+    """A request was provably not read in full: its write failed, or the other end closed with bytes unread."""
+
+
+class Stream(asyncio.Protocol):
+    """A connection between two workers, for as long as it lives. A subclass reads, and says what the end means (`ended`)."""
 
     def __init__(self) -> None:
         self.transport = cast(asyncio.Transport, None)
@@ -40,12 +45,7 @@ class FrameStream(asyncio.Protocol):
         self._writable: asyncio.Event | None = None
         self.read_paused = False
         self._rest = b""
-        self._parts: list[bytes] = []
-        self._missing = 0
-        self._part_of = (0, b"")
-
-    def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
-        raise NotImplementedError
+        """What has arrived of a frame whose end is to come."""
 
     def ended(self) -> None:
         """The connection is lost; `error` says why."""
@@ -53,6 +53,80 @@ class FrameStream(asyncio.Protocol):
 
     def malformed(self) -> None:
         """The other end sent something that is no frame; the connection is about to be aborted."""
+
+    def refuse(self, error: MalformedFrameError) -> None:
+        """Close the connection: the other end does not speak this protocol."""
+        logger.error("closed a connection between workers: %s", error)
+        self.malformed()
+        self.abort(error)
+
+    @property
+    def unsent(self) -> bool:
+        """A part of what was written is still here."""
+        return not self.lost and self.transport.get_write_buffer_size() > 0
+
+    def pause_reading(self) -> None:
+        if not self.read_paused and not self.lost:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.lost:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    async def writable(self) -> None:
+        """Wait until the other end has taken enough of what was written, or the connection is lost."""
+        while self.write_paused and not self.lost:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._writable is not None:
+            self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        # A child that the app forks would keep the connection open when this worker is dead, and the other end waiting.
+        self._undo_close_after_fork = close_after_fork(transport.get_extra_info("socket").fileno())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._undo_close_after_fork()
+        if not self.lost:
+            self._lose(exc)
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Drop the connection at once, with all that was not sent. Safe to call twice."""
+        if not self.lost:
+            self.transport.abort()
+            self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        self.lost = True
+        self.error = error
+        self._rest = b""
+        self.resume_writing()
+        self.ended()
+
+
+class FrameStream(Stream):
+    """A connection that carries one exchange at a time. A subclass says what to do with a frame (`frame_received`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self._part_of = (0, b"")
+
+    def frame_received(self, kind: int, head: bytes, payload: bytes) -> None:
+        raise NotImplementedError
 
     # --- reading ---
 
@@ -102,9 +176,7 @@ class FrameStream(asyncio.Protocol):
             if position < size:
                 self._rest = data[position:] if position else data
         except MalformedFrameError as error:
-            logger.error("closed a connection between workers: %s", error)  # noqa: TRY400 - no bug of ours
-            self.malformed()
-            self.abort(error)
+            self.refuse(error)
 
     def _end_payload(self, data: bytes) -> int:
         """Take the last of a payload that came in parts, each copied once; returns where in `data` it ended."""
@@ -116,16 +188,6 @@ class FrameStream(asyncio.Protocol):
         kind, head = self._part_of
         self.frame_received(kind, head, payload)
         return position
-
-    def pause_reading(self) -> None:
-        if not self.read_paused and not self.lost:
-            self.read_paused = True
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self.read_paused and not self.lost:
-            self.read_paused = False
-            self.transport.resume_reading()
 
     # --- writing ---
 
@@ -142,46 +204,7 @@ class FrameStream(asyncio.Protocol):
             self.transport.write(payload)
         return True
 
-    async def writable(self) -> None:
-        """Wait until the other end has taken enough of what was written, or the connection is lost."""
-        while self.write_paused and not self.lost:
-            if self._writable is None:
-                self._writable = asyncio.Event()
-            await self._writable.wait()
-
-    def pause_writing(self) -> None:
-        self.write_paused = True
-        if self._writable is not None:
-            self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self.write_paused = False
-        if self._writable is not None:
-            self._writable.set()
-
-    # --- life ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        # A child that the app forks would keep the connection open when this worker is dead, and the other end waiting.
-        self._undo_close_after_fork = close_after_fork(transport.get_extra_info("socket").fileno())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._undo_close_after_fork()
-        if not self.lost:
-            self._lose(exc)
-
-    def abort(self, error: Exception | None = None) -> None:
-        """Drop the connection at once, with all that was not sent. Safe to call twice."""
-        if not self.lost:
-            self.transport.abort()
-            self._lose(error)
-
     def _lose(self, error: Exception | None) -> None:
-        self.lost = True
-        self.error = error
-        self._rest = b""
         self._parts = []
         self._missing = 0
-        self.resume_writing()
-        self.ended()
+        super()._lose(error)
