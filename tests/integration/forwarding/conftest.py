@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import uvloop
+
+from tests.integration.forwarding.hop import every_small_one_shares
+
+
+@pytest.fixture(params=["own", "shared"], autouse=True)
+def shared(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether small exchanges share a connection from the first on: each test holds either way."""
+    token = every_small_one_shares.set(request.param == "shared")
+    yield request.param == "shared"
+    every_small_one_shares.reset(token)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from homing.forwarding.forwarder import Forwarder, replayable
@@ -14,7 +15,11 @@ from homing.forwarding.frames import REQUEST, frame
 from homing.forwarding.heads import Request, read_request
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import Receiver
+from homing.forwarding.shared import SHARED_FROM, SharedConnection
 from homing.types import ASGIApp, Message, Reason, Scope, WorkerId
+
+every_small_one_shares: ContextVar[bool] = ContextVar("every_small_one_shares", default=False)
+"""Whether `hop` has small exchanges share a connection from the first on."""
 
 OWNER = WorkerId("a" * 32)
 ASKER = WorkerId("b" * 32)
@@ -157,13 +162,26 @@ def socket_directory() -> Iterator[str]:
 @contextlib.asynccontextmanager
 async def hop(app: ASGIApp, *, decide: bool = True, **options: Any) -> AsyncIterator[tuple[Forwarder, Receiver]]:
     """A forwarder and the receiver it reaches as OWNER."""
-    forwarder_options = {key: options.pop(key) for key in ("owner_timeout_seconds",) if key in options}
+    names = ("owner_timeout_seconds", "shared_from")
+    forwarder_options = {key: options.pop(key) for key in names if key in options}
+    forwarder_options.setdefault("shared_from", 0 if every_small_one_shares.get() else SHARED_FROM)
     with socket_directory() as directory:
         async with (
             serve_private_socket(mine(app) if decide else app, f"{directory}/{OWNER}.sock", **options) as receiver,
             Forwarder(directory, **forwarder_options) as forwarder,
         ):
+            if every_small_one_shares.get():
+                await shared_with(forwarder)
             yield forwarder, receiver
+
+
+async def shared_with(forwarder: Forwarder, owner: WorkerId = OWNER) -> SharedConnection:
+    """The connection that small exchanges with this owner share, once it takes them; `shared_from` is 0."""
+    pool = forwarder._pool(owner)
+    forwarder._share(pool, pool.loop.time())
+    while pool.shared is None or not pool.shared.takes(pool.loop.time()):
+        await asyncio.sleep(0)
+    return pool.shared
 
 
 class Peer:
