@@ -49,11 +49,13 @@ class WorkerOptions:
             `("header", "x-session")`, since sources are made in the worker.
         wrap: Made around the app inside homing (a name in `WRAPPERS`).
         server: Keyword arguments of `uvicorn.Config`.
+        shares: It forwards small requests over shared connections, however few there are at once.
     """
 
     sticky: dict[str, Any] | None
     wrap: str | None = None
     server: dict[str, Any] = field(default_factory=dict)
+    shares: bool = False
 
     def build(self) -> ASGIApp:
         app: ASGIApp = Recorder()
@@ -114,7 +116,7 @@ class PairOptions:
 
 @dataclass
 class Worker:
-    """One of the three processes."""
+    """One of the four processes."""
 
     name: str
     address: Address
@@ -139,10 +141,16 @@ class Worker:
 
 @dataclass
 class Pair:
-    """The three, and the stage that their recorders talk to. Made by `open_pair`."""
+    """The four, and the stage that their recorders talk to. Made by `open_pair`.
+
+    Attributes:
+        front, sharing: Workers that forward what is `owner`'s; `sharing` shares connections for it.
+        plain: Unrouted.
+    """
 
     stage: Stage
     front: Worker
+    sharing: Worker
     owner: Worker
     plain: Worker
     socket_dir: str
@@ -156,10 +164,18 @@ class Pair:
 
     @property
     def workers(self) -> list[Worker]:
-        return [self.front, self.owner, self.plain]
+        return [self.front, self.sharing, self.owner, self.plain]
 
     def connect(self, worker: Worker, **options: Any) -> Any:
         return connect(worker.address, tls=self.tls, **options)
+
+    async def share(self) -> None:
+        """Have `sharing` make its connection to `owner`, which its first request there begins."""
+        session = await self.start_session()
+        for _ in range(3):
+            async with self.connect(self.sharing) as wire:
+                await wire.send(request("GET", self.path("/"), [(SESSION_HEADER, session)]))
+                assert (await wire.reply()).status == 200
 
     async def start_session(self, at: Worker | None = None) -> str:
         """A new session's ID, owned by `owner` (or the worker given) once this returns."""
@@ -180,7 +196,7 @@ class Pair:
 
 @asynccontextmanager
 async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
-    """Start the three, and end them: each must exit in an orderly way and leave nothing behind."""
+    """Start the four, and end them: each must exit in an orderly way and leave nothing behind."""
     options = options or PairOptions()
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     # Short, since the path of a Unix socket is; 0700, as mkdtemp makes it and homing wants it.
@@ -198,15 +214,19 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
             homing: dict[str, Any] | None = {"sessions": [("header", SESSION_HEADER)], **options.sticky}
             routed = WorkerOptions(homing if HOMING == "homing" else None, options.wrap, server)
             plain = replace(routed, sticky=None)
-            front, owner, unrouted = three = [
+            sharing = replace(routed, shares=True)
+            front, sharing_worker, owner, unrouted = workers = [
                 await stack.enter_async_context(_worker(name, worker, stage, socket_dir))
-                for name, worker in (("front", routed), ("owner", routed), ("plain", plain))
+                for name, worker in (("front", routed), ("sharing", sharing), ("owner", routed), ("plain", plain))
             ]
-            for worker in three:
+            for worker in workers:
                 await worker.process.log.until(STARTED)
-            yield Pair(stage, front, owner, unrouted, socket_dir, client_tls, options)
+            pair = Pair(stage, front, sharing_worker, owner, unrouted, socket_dir, client_tls, options)
+            if HOMING == "homing":
+                await pair.share()
+            yield pair
             # All at once, as a supervisor would: a worker that stops may wait for the others.
-            for worker in three:
+            for worker in workers:
                 worker.process.signal(signal.SIGTERM)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

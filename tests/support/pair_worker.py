@@ -13,6 +13,7 @@ import sys
 import uvicorn
 from tests.support.pair import WorkerOptions
 
+from homing.forwarding.forwarder import Forwarder
 from homing.runtime.config import RunConfig
 from homing.runtime.worker import HomingServer
 
@@ -22,6 +23,9 @@ def main(fd: int, options: WorkerOptions) -> None:
     if options.sticky is None:
         uvicorn.Server(uvicorn.Config(options.build(), **options.server)).run(sockets=[listener])
         return
+    if options.shares:
+        assert Forwarder.__init__.__kwdefaults__ is not None
+        Forwarder.__init__.__kwdefaults__["shared_from"] = 0
     config = RunConfig(options.build(), routing=None, **options.server)
     config.handoff = True
     HomingServer(config, lambda _: None).run(sockets=[listener])

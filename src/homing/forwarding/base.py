@@ -12,6 +12,10 @@ from homing.types import Reason
 
 HOP_SCOPE_KEY: Final = "homing.hop"
 
+WHOLE_BODY_SCOPE_KEY: Final = "homing.whole_body"
+"""Set by a server that can tell: called with the scope and a `receive`, it gives the request's body if all of it is here, and if
+`receive` is its own, which gives it too; else None."""
+
 
 class Hop(Protocol):
     """A request that another worker sent here. One of `mine` and `not_mine` is called, before anything is sent.

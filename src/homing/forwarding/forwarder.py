@@ -29,11 +29,11 @@ from homing.errors import (
 )
 from homing.forwarding.base import Answer
 from homing.forwarding.frames import ANSWER, ASK, BUSY, CALL, END, NOT_MINE, RAISED, WHOLE
-from homing.forwarding.heads import BODY_NONE, read_start, request_head
+from homing.forwarding.heads import BODY_NONE, BODY_OPEN, BODY_WHOLE, read_start, request_head
 from homing.forwarding.pool import Frame, OwnerConnection, OwnerPool
 from homing.forwarding.relay import Relay, body_of, failed_before_answer
 from homing.forwarding.replay import Replayable, replayable
-from homing.forwarding.shared import LARGEST_HEAD_BYTES, SHARED_FROM
+from homing.forwarding.shared import LARGEST_REQUEST_BYTES, SHARED_FROM
 from homing.forwarding.stream import UndeliveredError
 from homing.forwarding.values import MalformedFrameError, decode_value, encode_value
 from homing.histogram import Histogram
@@ -234,7 +234,9 @@ class Forwarder:
         receive: Replayable,
         send: Send,
     ) -> bool | None:
-        """Send a request without a body over the connection that such requests share, and see it to its end.
+        """Send a small request over the connection that such requests share, and see it to its end.
+
+        Small is one whose head and whole body are here, and of few bytes.
 
         Returns:
             True and False: as `forward`. None: it is none, there is none, or it was provably not read.
@@ -244,12 +246,21 @@ class Forwarder:
             if pool.under_way >= self._shared_from:
                 self._share(pool, now)
             return None
-        if scope["type"] != "http" or body_of(scope) != BODY_NONE:
+        if scope["type"] != "http":
             return None
-        head = request_head(int(reason), note, scope, BODY_NONE, ())
-        if len(head) > LARGEST_HEAD_BYTES:
+        body, payload = body_of(scope), b""
+        early: tuple[int, ...] = ()
+        if body == BODY_OPEN:
+            whole = receive.whole_body(scope)
+            if whole is None or len(whole) > LARGEST_REQUEST_BYTES:
+                return None
+            body, payload, early = BODY_WHOLE, whole, (len(whole),)
+        elif body != BODY_NONE:
             return None
-        exchange = shared.request(head, now, now + self._owner_timeout)
+        head = request_head(int(reason), note, scope, body, early)
+        if len(head) > LARGEST_REQUEST_BYTES:
+            return None
+        exchange = shared.request(head, payload, now, now + self._owner_timeout)
         try:
             kind, head, payload = await exchange.answer
             if kind == WHOLE:

@@ -75,7 +75,7 @@ _HEAD_LENGTH: Final = "homing.head_length"
 
 _USUAL: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "state"}
-    | {_HEAD_LENGTH, "homing.abort", "homing.client_left", "homing.forwarded", "homing.hop"}
+    | {_HEAD_LENGTH, "homing.abort", "homing.client_left", "homing.forwarded", "homing.hop", "homing.whole_body"}
     | {"homing.session_id", "homing.acquire_session"}
     | _TYPED
 )

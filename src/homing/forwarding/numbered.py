@@ -3,7 +3,7 @@
 What one turn of the event loop sends leaves as one batch, in one write, and wakes the other worker once. That is what it is
 for: where many requests are under way, a write, a read and a wake-up for each cost as much as all the rest of its way.
 
-Invariant: nothing on it waits for a client. A request here has no body, and a reply is whole and small; what turns out
+Invariant: nothing on it waits for a client. A request here is small, and all of it is there; so is a reply. What turns out
 otherwise goes on over a connection of its own (`CALL`, `JOIN`). So no exchange holds up another.
 
 Invariant: nothing of a batch is used before all of it has been read. So a batch whose end is unread has had no effect.

@@ -151,6 +151,7 @@ class Relay:
         try:
             if self._joins is not None:
                 self._mine = True
+                self._body = BODY_NONE  # the owner has had it
                 self._undelivered = not connection.write_first(JOIN, encode_value(self._joins, "the call"))
             elif body == BODY_NONE:
                 connection.answer_by = self._began + timeout_seconds

@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from homing.types import Message, Receive
+from homing.forwarding.base import WHOLE_BODY_SCOPE_KEY
+from homing.types import Message, Receive, Scope
 
 
 class Replayable:
@@ -32,6 +33,11 @@ class Replayable:
                 self._given = []
             self._given.append(event)
         return event
+
+    def whole_body(self, scope: Scope) -> bytes | None:
+        """The request's body, if it is known that all of it is here; it is given as if this had not been asked."""
+        look: Callable[[Scope, Receive], bytes | None] | None = scope.get(WHOLE_BODY_SCOPE_KEY)
+        return None if look is None or self._given or self._waiting else look(scope, self._receive)
 
     def rewind(self) -> None:
         """What was given, and not released, is given again."""

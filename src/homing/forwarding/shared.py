@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SHARED_FROM: Final = 4
 """So many requests under way at once to one owner, and from then on small ones share a connection."""
 
-LARGEST_HEAD_BYTES: Final = 16 * 1024
-"""A request with a larger head gets a connection of its own."""
+LARGEST_REQUEST_BYTES: Final = 16 * 1024
+"""A request with a larger head, or a larger body, gets a connection of its own."""
 
 _MOST_UNDER_WAY: Final = 10_000
 
@@ -54,7 +54,7 @@ _ENDS: Final = frozenset({WHOLE, NOT_MINE, END, RAISED, CALL, DROPPED})
 
 
 class SmallExchange:
-    """A request without a body that was sent over a shared connection.
+    """A small request that was sent over a shared connection.
 
     Attributes:
         answer: The frame that ended it here (WHOLE, NOT_MINE, END, RAISED, CALL or DROPPED), or an error: UndeliveredError,
@@ -112,7 +112,7 @@ class SharedConnection(NumberedStream):
             and len(self.exchanges) < _MOST_UNDER_WAY
         )
 
-    def request(self, head: bytes, now: float, answer_by: float) -> SmallExchange:
+    def request(self, head: bytes, payload: bytes, now: float, answer_by: float) -> SmallExchange:
         """Send a request. Whoever does not wait for its answer to the end gives it up."""
         exchanges = self.exchanges
         self._number = number = self._number + 1
@@ -121,7 +121,7 @@ class SharedConnection(NumberedStream):
         if not self._unheard_since:
             self._unheard_since = now
         self._peak = max(self._peak, len(exchanges))
-        self.put(REQUEST, number, head)
+        self.put(REQUEST, number, head, payload)
         return exchange
 
     def flushed(self) -> None:

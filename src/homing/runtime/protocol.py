@@ -23,13 +23,14 @@ from typing import Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from homing.forwarding.base import WHOLE_BODY_SCOPE_KEY
 from homing.identity import HEAD_LENGTH_SCOPE_KEY
 from homing.routing import SESSION_ID_SCOPE_KEY
 from homing.routing.middleware import ABORT_SCOPE_KEY, CLIENT_LEFT_SCOPE_KEY, FORWARDED_SCOPE_KEY
 from homing.runtime.handoff import MAX_MOVES, MOVES_AFTER, SETTLED_AFTER, Handoffs
 from homing.runtime.replies import QuickReply, ReplyWriter, turn_of
-from homing.runtime.underneath import replies_are_known
-from homing.types import Scope, WorkerId
+from homing.runtime.underneath import connections_can_move, replies_are_known
+from homing.types import Receive, Scope, WorkerId
 
 # On, for 0 s: what is unsent is dropped, and the peer gets a reset where a close would look like an end. socket(7).
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
@@ -40,15 +41,17 @@ _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLER
 _LOOK_SECONDS: Final = 0.5
 """How often is looked whether a client has left whose connection is not read from."""
 
+_CYCLES_ARE_KNOWN: Final = connections_can_move()
 _REPLIES_ARE_KNOWN: Final = replies_are_known()
 
 
 class HomingHttpToolsProtocol(HttpToolsProtocol):
-    """uvicorn's httptools protocol, which also sets up to four keys of an HTTP scope.
+    """uvicorn's httptools protocol, which also sets up to five keys of an HTTP scope.
 
     `homing.head_length`: how many of the headers are the head's (int); later ones are trailers.
     `homing.abort`: a callable without arguments that resets the client's connection.
     `homing.client_left`: where starts may wait in the queue, a coroutine function that returns once the client has left.
+    `homing.whole_body`: gives the body if all of it is here (`homing.forwarding.base`).
     `homing.forwarded`: where connections may move, a callable that is told which other worker has handled the request.
     """
 
@@ -75,6 +78,8 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             scope[CLIENT_LEFT_SCOPE_KEY] = self.client_left
         if self._handoffs is not None:
             scope[FORWARDED_SCOPE_KEY] = self.forwarded
+        if _CYCLES_ARE_KNOWN:
+            scope[WHOLE_BODY_SCOPE_KEY] = self.whole_body
         super().on_headers_complete()
         cycle = self.cycle
         if self._last and cycle is not None:
@@ -96,6 +101,16 @@ class HomingHttpToolsProtocol(HttpToolsProtocol):
             # Idle, as it was at the worker that it comes from, and for as long.
             self._idle_since = self.loop.time()
             self._look_after(self.timeout_keep_alive)
+
+    def whole_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body of the request with this scope, if all of it is here and nothing of it was taken.
+
+        None too if `receive` is not the one that it would be taken by: what is around it may make another body of it.
+        """
+        cycle = self.cycle
+        if cycle.scope is not scope or cycle.more_body or not cycle.body or receive != cycle.receive:
+            return None
+        return bytes(cycle.body)
 
     # --- how long it may be idle ---
 

@@ -68,8 +68,8 @@ _ATTRIBUTES_OF_A_CONNECTION = (
     "timeout_keep_alive_task",
     "transport",
 )
-_ATTRIBUTES_OF_A_CYCLE = ("keep_alive", "more_body", "response_complete", "scope")
-"""What a connection needs to be seen idle, and to be given to another worker."""
+_ATTRIBUTES_OF_A_CYCLE = ("body", "keep_alive", "more_body", "response_complete", "scope")
+"""What a connection needs to be seen idle, and to be given to another worker; and what says that a body is all there."""
 
 _NAMES_IN_SEND = """
     HEADER_RE HEADER_VALUE_RE RuntimeError STATUS_LINE access_log access_logger append chunked_encoding close decode

@@ -1,5 +1,5 @@
-"""One case in four columns: a plain server, served where it arrives, through a forced forward, and through a connection
-that has moved to the owner; then compared.
+"""One case in five columns: a plain server, served where it arrives, through a forced forward, through one over a connection that
+small exchanges share, and through a connection that has moved to the owner; then compared.
 
 A case is a coroutine function that plays it at one `Column`: it sends bytes, waits for what the app does, and returns what
 was seen, as plain values. `differ` plays it at each column and fails, with a diff, unless all have seen the same.
@@ -43,8 +43,8 @@ LARGE_BYTES = 64 * 1024
 """Longer bytes are compared by their length and SHA-256: a diff of them helps nobody."""
 REJECTED = b"Invalid HTTP request received."
 """The body of uvicorn's own 400: no app has seen such a request."""
-PLAIN, LOCAL, FORWARDED, ADOPTED = "plain", "local", "forwarded", "adopted"
-ALL = (PLAIN, LOCAL, FORWARDED, ADOPTED)
+PLAIN, LOCAL, FORWARDED, SHARED, ADOPTED = "plain", "local", "forwarded", "shared", "adopted"
+ALL = (PLAIN, LOCAL, FORWARDED, SHARED, ADOPTED)
 _MOST_TRIES = 40
 
 _DATE = re.compile(rb"(?im)^date: [^\r\n]+")
@@ -206,8 +206,10 @@ async def differ(
     number = pair.number()
     ways = {PLAIN: (pair.plain, "plain"), LOCAL: (pair.owner, "owner"), FORWARDED: (pair.front, "owner")}
     ways[ADOPTED] = ways[FORWARDED]
+    ways[SHARED] = (pair.sharing, "owner")
     if HOMING == "plain":
         ways[FORWARDED] = ways[ADOPTED] = (pair.front, "front")
+        ways[SHARED] = (pair.sharing, "sharing")
     if pair.tls is not None:
         columns = [name for name in columns if name != ADOPTED]  # such a connection does not move
     made = [Column(name, pair, *ways[name], session, number) for name in columns]
