@@ -104,7 +104,7 @@ class Forwarder:
         self._closed = False
 
     def __repr__(self) -> str:
-        live = sum(pool.under_way for pool in self._pools.values())
+        live = sum(pool.under_way + len(pool.shared.exchanges if pool.shared else ()) for pool in self._pools.values())
         idle = sum(len(pool.idle) for pool in self._pools.values())
         return f"<Forwarder: {len(self._pools)} owners, {live} live, {idle} idle{', closed' if self._closed else ''}>"
 
@@ -166,7 +166,7 @@ class Forwarder:
         counters = self.counters
         try:
             pool = self._pools.get(owner) or self._pool(owner)
-            if pool.shared is not None or pool.under_way >= self._shared_from:
+            if pool.meets_many():
                 handled = await self._forward_small(pool, reason, note, scope, receive, send)
                 if handled is not None:
                     counters.shared += 1
@@ -243,8 +243,7 @@ class Forwarder:
         """
         shared, now = pool.shared, pool.loop.time()
         if shared is None or not shared.takes(now):
-            if pool.under_way >= self._shared_from:
-                self._share(pool, now)
+            self._share(pool, now)
             return None
         if scope["type"] != "http":
             return None
@@ -260,13 +259,18 @@ class Forwarder:
         head = request_head(int(reason), note, scope, body, early)
         if len(head) > LARGEST_REQUEST_BYTES:
             return None
-        exchange = shared.request(head, payload, now, now + self._owner_timeout)
+        exchange = shared.request(head, payload, now, now + self._owner_timeout, receive.release)
         try:
             kind, head, payload = await exchange.answer
             if kind == WHOLE:
                 start = read_start(head)
             elif kind == CALL:
-                return await self._join(pool.owner, decode_value(head), scope, receive, send)
+                handled = await self._join(pool.owner, decode_value(head), scope, receive, send)
+                shared.called.discard(exchange)
+                return handled
+        except MalformedFrameError as error:
+            shared.abort(error)
+            raise OwnerUnreachableError(f"worker {pool.owner} answered with something else") from error
         except UndeliveredError:
             self.counters.retried += 1
             return None
@@ -318,9 +322,7 @@ class Forwarder:
 
     def _share(self, pool: OwnerPool, now: float) -> None:
         """Have small exchanges with this owner share a connection."""
-        if pool.shared is not None:
-            pool.shared.retiring = False
-        elif now >= pool.shares_again_at:
+        if pool.shared is None and now >= pool.shares_again_at:
             pool.shares_again_at = now + _SHARED_AGAIN_SECONDS
             task = pool.loop.create_task(_shared(pool))
             self._tasks.add(task)

@@ -1,6 +1,6 @@
 """A connection of the hop that many small exchanges share: each frame says by a number of which it is.
 
-What one turn of the event loop sends leaves as one batch, in one write, and wakes the other worker once. That is what it is
+What one turn of the event loop sends leaves as one batch, in one write, if it is not much, and wakes the other worker once. That is what it is
 for: where many requests are under way, a write, a read and a wake-up for each cost as much as all the rest of its way.
 
 Invariant: nothing on it waits for a client. A request here is small, and all of it is there; so is a reply. What turns out
@@ -26,7 +26,15 @@ from homing.forwarding.values import MalformedFrameError
 SMALL_BYTES: Final = 64 * 1024
 """How large the head and the payload of a reply's frame may be together."""
 
-MAX_BATCH_BYTES: Final = 2**30
+MAX_NUMBER: Final = 2**32 - 1
+MAX_BATCH_BYTES: Final = 2**20
+"""More than two batches of `_FULL_BYTES` and a frame."""
+
+_FULL_BYTES: Final = 64 * 1024
+"""A batch of so many bytes waits for no more."""
+
+_MOST_UNSENT_BYTES: Final = 1024 * 1024
+"""Beyond this, whoever wants to write waits. Much, since all who wait are woken together once there is room."""
 
 _SIZE: Final = struct.Struct("<I")
 _PREFIX: Final = struct.Struct("<III")
@@ -39,27 +47,37 @@ class NumberedStream(Stream):
         super().__init__()
         self.loop = loop
         self._batch: list[bytes] = []
+        self._batch_bytes = 0
 
     def frame_received(self, kind: int, number: int, head: bytes, payload: bytes) -> None:
         raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.transport.set_write_buffer_limits(_MOST_UNSENT_BYTES)
 
     def put(self, kind: int, number: int, head: bytes = b"", payload: bytes = b"") -> None:
         """Send a frame, with the others of this turn of the event loop."""
         batch = self._batch
         if not batch:
             self.loop.call_soon(self.flush)
+            batch.append(b"")  # where its size will stand
         batch.append(_PREFIX.pack(kind | len(head) << 8, len(payload), number))
         batch.append(head)
         batch.append(payload)
+        self._batch_bytes += _PREFIX.size + len(head) + len(payload)
+        if self._batch_bytes >= _FULL_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Write what this turn has sent so far, if there is anything, and the connection has not ended."""
         if not self._batch or self.lost or self.transport.is_closing():
             return
-        frames = b"".join(self._batch)
-        self._batch = []
+        batch, self._batch = self._batch, []
+        batch[0] = _SIZE.pack(self._batch_bytes)
+        self._batch_bytes = 0
         self.flushed()
-        self.transport.write(_SIZE.pack(len(frames)) + frames)
+        self.transport.write(b"".join(batch))
 
     def flushed(self) -> None:
         """A batch is written now, with all that was put so far."""

@@ -151,12 +151,23 @@ class OwnerPool:
         self.shared: SharedConnection | None = None
         """The connection that small exchanges share, where many are under way."""
         self.shares_again_at = 0.0
-        self.shared_from = shared_from
+        """Not before is it tried to have one."""
+        self._shared_from = shared_from
+        self._peak = 0
+        self._peak_before = 0
+        """The most requests under way at once since it was last looked at, and between then and the look before."""
 
     @property
     def under_way(self) -> int:
         """How many connections of their own carry something, or are about to."""
         return len(self.connections) - len(self.idle) + self.opening
+
+    def meets_many(self) -> bool:
+        """Whether, with one more, many requests are under way at once, or were a moment ago: then small ones share a connection."""
+        shared = self.shared
+        count = 1 + len(self.connections) - len(self.idle) + self.opening + (len(shared.exchanges) if shared else 0)
+        self._peak = max(self._peak, count)
+        return self._peak >= self._shared_from or self._peak_before >= self._shared_from
 
     def take(self) -> OwnerConnection | None:
         """An idle connection, the one used last first; None if there is none."""
@@ -242,15 +253,17 @@ class OwnerPool:
         """Close the connections that were last used before that time on the loop's clock."""
         for connection in [each for each in self.idle if each.idle_since <= used_before]:
             connection.abort()
+        if self.shared is not None and self.shared.idle and self.shared.used_at <= used_before:
+            self.shared.abort()
 
     def expire(self, now: float) -> None:
-        """Drop the connections whose owner has not said *mine* or *not mine* in time."""
+        """Drop what waits for an owner that has not said *mine* or *not mine* in time; called now and then."""
+        self._peak_before, self._peak = self._peak, 0
         for connection in [each for each in self.connections if 0.0 < each.answer_by <= now]:
             connection.timed_out = True
             connection.abort()
         if self.shared is not None:
             self.shared.expire(now)
-            self.shared.look()
 
     def drop(self) -> None:
         """Close all connections: the owner refuses, or the forwarder is done."""

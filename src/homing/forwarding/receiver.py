@@ -114,7 +114,7 @@ class PeerConnection(FrameStream):
             self.receiver.show(self, limit)
         elif request is not None:
             request.frame_received(kind, head, payload)
-        elif kind == JOIN:
+        elif kind == JOIN and not self.busy:
             self.busy = True
             self._request = self.receiver.join(self, decode_value(head))
             if self._request is None:

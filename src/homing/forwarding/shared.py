@@ -11,6 +11,8 @@ Not here: what an answer means for the client (`forwarder.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +32,7 @@ from homing.forwarding.frames import (
     WHOLE,
     frame,
 )
-from homing.forwarding.numbered import NumberedStream
+from homing.forwarding.numbered import MAX_NUMBER, NumberedStream
 from homing.forwarding.stream import UndeliveredError
 from homing.forwarding.values import MalformedFrameError
 
@@ -38,16 +40,21 @@ if TYPE_CHECKING:
     from homing.forwarding.pool import Frame, OwnerPool
 
 SHARED_FROM: Final = 4
-"""So many requests under way at once to one owner, and from then on small ones share a connection."""
+"""Where so many requests are under way to one owner at once, the small ones share a connection."""
 
 LARGEST_REQUEST_BYTES: Final = 16 * 1024
 """A request with a larger head, or a larger body, gets a connection of its own."""
 
 _MOST_UNDER_WAY: Final = 10_000
 
-_SILENT_SECONDS: Final = 0.05
+_SILENT_SECONDS: Final = 0.25
 """An owner that was sent something so long ago, and has said nothing since, is sent no more here: if it has died, or stands
 still, what goes over a connection of its own can be seen to be unread."""
+
+_NOT_SHARED_AGAIN_SECONDS: Final = 60.0
+"""How long an owner that does not know of shared connections, since it runs another version, is not asked again."""
+
+_READ_BYTES: Final = 256 * 1024
 
 _ENDS: Final = frozenset({WHOLE, NOT_MINE, END, RAISED, CALL, DROPPED})
 """What ends an exchange here."""
@@ -60,15 +67,24 @@ class SmallExchange:
         answer: The frame that ended it here (WHOLE, NOT_MINE, END, RAISED, CALL or DROPPED), or an error: UndeliveredError,
             OwnerTimeoutError, OwnerUnreachableError.
         answer_by: When *mine* or *not mine* is due, on the loop's clock; 0 once it was said.
+        on_mine: Called if the owner says *mine* before its answer.
     """
 
-    __slots__ = ("answer", "answer_by", "began", "number")
+    __slots__ = ("answer", "answer_by", "began", "number", "on_mine")
 
-    def __init__(self, number: int, began: float, answer_by: float, answer: asyncio.Future[Frame]) -> None:
+    def __init__(
+        self,
+        number: int,
+        began: float,
+        answer_by: float,
+        answer: asyncio.Future[Frame],
+        on_mine: Callable[[], object],
+    ) -> None:
         self.number = number
         self.began = began
         self.answer_by = answer_by
         self.answer = answer
+        self.on_mine = on_mine
 
     def __repr__(self) -> str:
         return f"<SmallExchange {self.number}>"
@@ -81,20 +97,21 @@ class SharedConnection(NumberedStream):
         super().__init__(pool.loop)
         self.pool = pool
         self.exchanges: dict[int, SmallExchange] = {}
-        self.retiring = False
-        """It takes no new ones, since few have met here lately."""
+        self.called: set[SmallExchange] = set()
+        """Those that go on over a connection of their own, or are about to. The owner needs this one until they have joined."""
+        self.used_at = pool.loop.time()
+        self._unanswered = 0
+        """Of the exchanges, those whose owner has said nothing."""
         self._ready = False
         """The owner has said that it takes exchanges here."""
         self._last_read: int | None = None
         """The last request that the owner has read, once it has said that it reads no more."""
-        self._peak = 0
-        """The most exchanges at once since it was last looked at."""
         self._number = 0
         self._written = 0
         self._last_batch = 0
         """The numbers of the last request that was written, and of the first one that may be in the last batch."""
         self._unheard_since = 0.0
-        """When something was sent first after the owner's last word; 0: nothing was."""
+        """When a request was sent first after the owner's last word; 0: none was."""
 
     def __repr__(self) -> str:
         return f"<SharedConnection to {self.pool.owner}: {len(self.exchanges)} under way>"
@@ -105,22 +122,25 @@ class SharedConnection(NumberedStream):
 
     def takes(self, now: float) -> bool:
         """Whether a small request is to go here."""
+        silent = self._unanswered and self._unheard_since and now - self._unheard_since >= _SILENT_SECONDS
         return (
             self._ready
-            and not (self.lost or self.write_paused or self.retiring or self._last_read is not None)
-            and now - (self._unheard_since or now) < _SILENT_SECONDS
+            and not (self.lost or self.write_paused or silent or self._last_read is not None)
+            and self._number < MAX_NUMBER
             and len(self.exchanges) < _MOST_UNDER_WAY
         )
 
-    def request(self, head: bytes, payload: bytes, now: float, answer_by: float) -> SmallExchange:
+    def request(
+        self, head: bytes, payload: bytes, now: float, answer_by: float, on_mine: Callable[[], object]
+    ) -> SmallExchange:
         """Send a request. Whoever does not wait for its answer to the end gives it up."""
-        exchanges = self.exchanges
         self._number = number = self._number + 1
-        exchange = SmallExchange(number, now, answer_by, self.loop.create_future())
-        exchanges[number] = exchange
+        exchange = SmallExchange(number, now, answer_by, self.loop.create_future(), on_mine)
+        self.exchanges[number] = exchange
+        self._unanswered += 1
+        self.used_at = now
         if not self._unheard_since:
             self._unheard_since = now
-        self._peak = max(self._peak, len(exchanges))
         self.put(REQUEST, number, head, payload)
         return exchange
 
@@ -130,7 +150,9 @@ class SharedConnection(NumberedStream):
 
     def give_up(self, exchange: SmallExchange) -> None:
         """Nobody waits for the answer any more; the app at the owner sees its client leave."""
-        self.exchanges.pop(exchange.number, None)
+        self.called.discard(exchange)
+        if self.exchanges.pop(exchange.number, None) is not None and exchange.answer_by:
+            self._unanswered -= 1
         if not self.lost:
             self.put(GONE, exchange.number)
 
@@ -143,12 +165,15 @@ class SharedConnection(NumberedStream):
             exchange = self.exchanges.pop(number, None)
             if exchange is not None:
                 self._heard(exchange)
+                if kind == CALL:
+                    self.called.add(exchange)
                 if not exchange.answer.done():
                     exchange.answer.set_result((kind, head, payload))
         elif kind == MINE:
             exchange = self.exchanges.get(number)
             if exchange is not None:
                 self._heard(exchange)
+                exchange.on_mine()
         elif kind == LAST_READ:
             self._last_read = number
             self._fail([each for each in self.exchanges.values() if each.number > number], self._unread)
@@ -160,15 +185,29 @@ class SharedConnection(NumberedStream):
     def _heard(self, exchange: SmallExchange) -> None:
         if exchange.answer_by:
             exchange.answer_by = 0.0
+            self._unanswered -= 1
             self.pool.hops.observe(self.loop.time() - exchange.began)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and not self.lost:
+            # A write has failed, and what the owner has said before it closed may not have been read. The loop reads no more.
+            with contextlib.suppress(OSError):
+                descriptor = self.transport.get_extra_info("socket").fileno()
+                while data := os.read(descriptor, _READ_BYTES):
+                    self.data_received(data)
+        super().connection_lost(exc)
+
     def ended(self) -> None:
+        if not self._ready:
+            self.pool.shares_again_at = self.loop.time() + _NOT_SHARED_AGAIN_SECONDS
         self.pool.forget_shared(self)
         self._fail(list(self.exchanges.values()), self._lost)
 
     def _fail(self, exchanges: list[SmallExchange], failure: Callable[[SmallExchange], HomingError]) -> None:
         for exchange in exchanges:
             del self.exchanges[exchange.number]
+            if exchange.answer_by:
+                self._unanswered -= 1
             if not exchange.answer.done():
                 exchange.answer.set_exception(failure(exchange))
 
@@ -198,16 +237,11 @@ class SharedConnection(NumberedStream):
     def expire(self, now: float) -> None:
         """Give up those whose owner has not said *mine* or *not mine* in time."""
         for exchange in [each for each in self.exchanges.values() if 0.0 < each.answer_by <= now]:
-            del self.exchanges[exchange.number]
             if not exchange.answer.done():
                 exchange.answer.set_exception(
                     OwnerTimeoutError(f"worker {self.pool.owner} did not say in time whether the session is its own")
                 )
 
-    def look(self) -> None:
-        """Now and then: where few exchanges meet, they are better off on connections of their own."""
-        if self._ready and self._peak < self.pool.shared_from:
-            self.retiring = True
-        self._peak = len(self.exchanges)
-        if self.retiring and not self.exchanges and not self.unsent:
-            self.abort()
+    @property
+    def idle(self) -> bool:
+        return not (self.exchanges or self.called)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from homing.errors import HomingError, ReplyCutError, ReplyError
-from homing.forwarding.base import HOP_SCOPE_KEY, Hop
+from homing.forwarding.base import HOP_SCOPE_KEY, WHOLE_BODY_SCOPE_KEY, Hop
 from homing.forwarding.heads import crossable_extensions
 from homing.forwarding.replay import replayable
 from homing.identity import HeadLearner, Identity, Learner, Named
@@ -274,6 +274,7 @@ class SessionRoutingMiddleware:
         # An app that mounts others, or strips a prefix, may change its scope in place: where the route will be judged once
         # the app is done, it is judged by a copy.
         arrived = dict(seen) if self._judges_routes or named.start or named.end else scope
+        scope.pop(WHOLE_BODY_SCOPE_KEY, None)
         scope[REQUEST_SCOPE_KEY] = request
         if request.session_id is not None:
             scope[SESSION_ID_SCOPE_KEY] = request.session_id
