@@ -45,6 +45,7 @@ OnShow = Callable[[int], AsyncGenerator[bytes, None]]
 _MINE_WITHIN_SECONDS: Final = 0.02
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
+_TAKEN_AT_ONCE: Final = 63
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _SENDS_WITHIN_SECONDS: Final = 1.0
 """How long a worker that is turned away may take to send what it has connected for."""
@@ -305,7 +306,18 @@ class Receiver:
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
                 continue
             without, pause_seconds = False, 0.0
-            await self._take(accepted)
+            await asyncio.gather(*(self._take(each) for each in (accepted, *self._others_who_wait())))
+
+    def _others_who_wait(self) -> list[socket.socket]:
+        """Who else waits in the backlog: each turn of a busy event loop may take long, and one is enough to take many."""
+        others: list[socket.socket] = []
+        # Whatever goes wrong, the next `sock_accept` says it again.
+        with contextlib.suppress(OSError):
+            while len(others) < _TAKEN_AT_ONCE:
+                other, _ = self.listener.accept()
+                other.setblocking(False)
+                others.append(other)
+        return others
 
     async def _take(self, accepted: socket.socket) -> None:
         if peer_uid(accepted) != os.geteuid():

@@ -54,6 +54,12 @@ still, what goes over a connection of its own can be seen to be unread."""
 _NOT_SHARED_AGAIN_SECONDS: Final = 60.0
 """How long an owner that does not know of shared connections, since it runs another version, is not asked again."""
 
+_CALLED_ONES: Final = 0.1
+"""Where of the answers so many are calls to another connection, requests have one of their own from the first on for a while."""
+
+_PAUSE_SECONDS: Final = 10.0
+_ANSWERS_WEIGHED: Final = 32
+
 _READ_BYTES: Final = 256 * 1024
 
 _ENDS: Final = frozenset({WHOLE, NOT_MINE, END, RAISED, CALL, DROPPED})
@@ -100,6 +106,9 @@ class SharedConnection(NumberedStream):
         self.called: set[SmallExchange] = set()
         """Those that go on over a connection of their own, or are about to. The owner needs this one until they have joined."""
         self.used_at = pool.loop.time()
+        self._called_ones = 0.0
+        """How many of the last answers were calls, from 0 to 1; the later ones weigh more."""
+        self._paused_until = 0.0
         self._unanswered = 0
         """Of the exchanges, those whose owner has said nothing."""
         self._ready = False
@@ -126,6 +135,7 @@ class SharedConnection(NumberedStream):
         return (
             self._ready
             and not (self.lost or self.write_paused or silent or self._last_read is not None)
+            and now >= self._paused_until
             and self._number < MAX_NUMBER
             and len(self.exchanges) < _MOST_UNDER_WAY
         )
@@ -165,8 +175,12 @@ class SharedConnection(NumberedStream):
             exchange = self.exchanges.pop(number, None)
             if exchange is not None:
                 self._heard(exchange)
+                self._called_ones += ((kind == CALL) - self._called_ones) / _ANSWERS_WEIGHED
                 if kind == CALL:
                     self.called.add(exchange)
+                    if self._called_ones > _CALLED_ONES:
+                        self._called_ones = 0.0
+                        self._paused_until = self.loop.time() + _PAUSE_SECONDS
                 if not exchange.answer.done():
                     exchange.answer.set_result((kind, head, payload))
         elif kind == MINE:

@@ -549,7 +549,8 @@ def test_an_error_that_nobody_expects_does_not_make_a_worker_silent(
 
             monkeypatch.setattr(loop, "sock_accept", failing)
             # The accept under way is the last good one.
-            for peer in [await connect(receiver.listener.getsockname()) for _ in range(2)]:
+            for _ in range(2):
+                peer = await connect(receiver.listener.getsockname())
                 await peer.write(GET)
                 assert await peer.read_frame()
                 peer.close()
