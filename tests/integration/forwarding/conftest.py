@@ -12,9 +12,9 @@ import uvloop
 from tests.integration.forwarding.hop import every_small_one_shares
 
 
-@pytest.fixture(params=["own", "shared"], autouse=True)
+@pytest.fixture(params=["own", "shared"])
 def shared(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether small exchanges share a connection from the first on: each test holds either way."""
+    """For tests that hold whether or not small exchanges share a connection from the first on: says which."""
     token = every_small_one_shares.set(request.param == "shared")
     yield request.param == "shared"
     every_small_one_shares.reset(token)
