@@ -255,7 +255,9 @@ class Forwarder:
             if kind == WHOLE:
                 start = read_start(head)
             elif kind == CALL:
-                return await self._join(pool.owner, _read_call(head), scope, receive, send)
+                handled = await self._join(pool.owner, _read_call(head), scope, receive, send)
+                shared.called.discard(exchange.number)
+                return handled
         except UndeliveredError:
             self.counters.retried += 1
             return None

@@ -75,12 +75,19 @@ class SmallExchange:
 
 
 class SharedConnection(NumberedStream):
-    """Owns the exchanges that are under way on it. `exchanges`: those that await an answer, by number."""
+    """Owns the exchanges that are under way on it.
+
+    Attributes:
+        exchanges: Those that await an answer, by number.
+        called: The numbers of those that the owner has called to a connection of their own, until they have ended there. The
+            owner takes the loss of this connection for their end as long as they have not joined that one.
+    """
 
     def __init__(self, pool: OwnerPool) -> None:
         super().__init__(pool.loop)
         self.pool = pool
         self.exchanges: dict[int, SmallExchange] = {}
+        self.called: set[int] = set()
         self.retiring = False
         """It takes no new ones, since few have met here lately."""
         self._ready = False
@@ -131,6 +138,7 @@ class SharedConnection(NumberedStream):
     def give_up(self, exchange: SmallExchange) -> None:
         """Nobody waits for the answer any more; the app at the owner sees its client leave."""
         self.exchanges.pop(exchange.number, None)
+        self.called.discard(exchange.number)
         if not self.lost:
             self.put(GONE, exchange.number)
 
@@ -143,6 +151,8 @@ class SharedConnection(NumberedStream):
             exchange = self.exchanges.pop(number, None)
             if exchange is not None:
                 self._heard(exchange)
+                if kind == CALL:
+                    self.called.add(number)
                 if not exchange.answer.done():
                     exchange.answer.set_result((kind, head, payload))
         elif kind == MINE:
@@ -209,5 +219,5 @@ class SharedConnection(NumberedStream):
         if self._ready and self._peak < self.pool.shared_from:
             self.retiring = True
         self._peak = len(self.exchanges)
-        if self.retiring and not self.exchanges and not self.unsent:
+        if self.retiring and not (self.exchanges or self.called or self.unsent):
             self.abort()
