@@ -385,9 +385,13 @@ class Receiver:
 
     def join(self, connection: PeerConnection, call: object) -> ReceivedRequest | None:
         """The exchange that was called goes on over `connection`; None if there is nothing more to be said of it."""
-        place = self.called.pop(call, None) if isinstance(call, int) else None
-        if place is None:
+        if not isinstance(call, int) or not 0 < call <= self._calls:
             raise MalformedFrameError("an exchange was joined that was not called")
+        place = self.called.pop(call, None)
+        if place is None:
+            # Its client has left. What says so came over the shared connection, and has overtaken this.
+            connection.abort()
+            return None
         return place.join(connection)
 
     def ended(self) -> None:
