@@ -45,6 +45,9 @@ LARGEST_HEAD_BYTES: Final = 16 * 1024
 
 _MOST_UNDER_WAY: Final = 10_000
 
+_LAST_NUMBER: Final = 2**32 - 1
+"""A number has 32 bits: after this one, another connection is made."""
+
 _SILENT_SECONDS: Final = 0.05
 """An owner that was sent something so long ago, and has said nothing since, is sent no more here: if it has died, or stands
 still, what goes over a connection of its own can be seen to be unread."""
@@ -117,6 +120,7 @@ class SharedConnection(NumberedStream):
             and not (self.lost or self.write_paused or self.retiring or self._last_read is not None)
             and now - (self._unheard_since or now) < _SILENT_SECONDS
             and len(self.exchanges) < _MOST_UNDER_WAY
+            and self._number < _LAST_NUMBER
         )
 
     def request(self, head: bytes, now: float, answer_by: float) -> SmallExchange:
@@ -216,7 +220,7 @@ class SharedConnection(NumberedStream):
 
     def look(self) -> None:
         """Now and then: where few exchanges meet, they are better off on connections of their own."""
-        if self._ready and self._peak < self.pool.shared_from:
+        if self._ready and (self._peak < self.pool.shared_from or self._number == _LAST_NUMBER):
             self.retiring = True
         self._peak = len(self.exchanges)
         if self.retiring and not (self.exchanges or self.called or self.unsent):
