@@ -132,6 +132,8 @@ class PeerConnection(FrameStream):
         """From here on it carries numbered frames, which are another's to read."""
         self.receiver.connections.discard(self)
         self._undo_close_after_fork()
+        # Nothing more is read here: the forwarder says nothing else before it has heard SHARED.
+        self.lost = True
         shared = SharedPeer(self.receiver)
         self.transport.set_protocol(shared)
         shared.connection_made(self.transport)
