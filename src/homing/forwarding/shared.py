@@ -129,13 +129,14 @@ class SharedConnection(NumberedStream):
         self._number = number = self._number + 1
         exchange = SmallExchange(number, now, answer_by, self.loop.create_future())
         exchanges[number] = exchange
-        if not self._unheard_since:
-            self._unheard_since = now
         self._peak = max(self._peak, len(exchanges))
         self.put(REQUEST, number, head)
         return exchange
 
     def flushed(self) -> None:
+        # From now on, not from when it was put: this worker's own delay within a turn is no silence of the owner's.
+        if not self._unheard_since and self._number > self._written:
+            self._unheard_since = self.loop.time()
         self._last_batch = self._written + 1
         self._written = self._number
 
