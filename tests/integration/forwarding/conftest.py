@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import uvloop
-
 from tests.integration.forwarding.hop import every_small_one_shares
 
 
