@@ -38,6 +38,7 @@ from tests.integration.forwarding.sharing import (
 
 from homing.errors import OwnerUnreachableError, RemoteAppError
 from homing.forwarding.frames import (
+    BUSY,
     CALL,
     GONE,
     JOIN,
@@ -213,6 +214,27 @@ def test_a_join_goes_over_a_new_connection_if_the_pooled_one_was_closed_meanwhil
             await joined.write_frame(WHOLE, HEAD, b"joined")
             assert await task
             assert server.body == b"joined"
+
+    run(test())
+
+
+def test_a_join_that_an_owner_without_descriptors_turns_away_is_tried_again(run: Run) -> None:
+    async def test() -> None:
+        async with sharing_owner() as (forwarder, _, owner, peer), asyncio.TaskGroup() as tasks:
+            server = Server()
+            task = tasks.create_task(forward(forwarder, server))
+            await peer.read_numbered(1)
+            await peer.write(batch(numbered(CALL, 1, msgspec.msgpack.encode(7))))
+            turned_away = await owner.accept()
+            await turned_away.read(1)
+            await turned_away.write_frame(BUSY)
+            turned_away.close()
+            joined = await owner.accept()
+            assert await joined.read_frame() == (JOIN, msgspec.msgpack.encode(7), b"")
+            await joined.write_frame(WHOLE, HEAD, b"joined")
+            assert await task
+            assert server.body == b"joined"
+            assert forwarder.counters.busy == 0
 
     run(test())
 
