@@ -321,7 +321,6 @@ def test_drain_waits_for_what_is_in_flight_and_takes_what_is_new(run: Run) -> No
     run(test())
 
 
-@pytest.mark.usefixtures("shared")
 def test_closing_ends_apps_that_still_run(run: Run) -> None:
     async def test() -> None:
         started, cancelled = asyncio.Event(), asyncio.Event()

@@ -44,6 +44,8 @@ from homing.forwarding.frames import (
     WHOLE,
 )
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 # --- when it is used ---
 
 
@@ -253,7 +255,9 @@ def test_a_worker_without_descriptors_still_sends_over_it(run: Run) -> None:
 # --- silence and time ---
 
 
-def test_an_owner_that_says_nothing_for_a_while_is_sent_no_more_here(run: Run) -> None:
+def test_an_owner_that_says_nothing_for_a_while_is_sent_no_more_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.forwarding.shared._SILENT_SECONDS", 0.05)
+
     async def test() -> None:
         loop = asyncio.get_running_loop()
         async with sharing_owner() as (forwarder, shared, owner, peer), asyncio.TaskGroup() as tasks:
@@ -308,7 +312,7 @@ def test_an_owner_that_does_not_decide_in_time_sees_its_client_leave(run: Run) -
 
 def test_a_late_answer_hits_no_other_exchange(run: Run) -> None:
     async def test() -> None:
-        async with sharing_owner(owner_timeout_seconds=0.1) as (forwarder, shared, _, peer):
+        async with sharing_owner(owner_timeout_seconds=0.3) as (forwarder, shared, _, peer):
             task = asyncio.create_task(forward(forwarder, Server()))
             await peer.read_numbered(1)
             assert type(await failure(task)) is OwnerTimeoutError
@@ -329,7 +333,7 @@ def test_a_late_answer_hits_no_other_exchange(run: Run) -> None:
 
 def test_after_mine_there_is_no_limit(run: Run) -> None:
     async def test() -> None:
-        async with sharing_owner(owner_timeout_seconds=0.1) as (forwarder, shared, _, peer):
+        async with sharing_owner(owner_timeout_seconds=0.3) as (forwarder, shared, _, peer):
             server = Server()
             slow = asyncio.create_task(forward(forwarder, server))
             other = asyncio.create_task(forward(forwarder, Server()))

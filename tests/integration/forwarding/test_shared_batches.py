@@ -43,6 +43,8 @@ from homing.forwarding.frames import (
 )
 from homing.forwarding.heads import BODY_OPEN, request_head
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 # --- batches ---
 
 

@@ -48,6 +48,8 @@ from homing.forwarding.frames import (
     frame,
 )
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 # --- what goes on over a connection of its own ---
 
 
