@@ -256,7 +256,7 @@ class Forwarder:
                 start = read_start(head)
             elif kind == CALL:
                 handled = await self._join(pool.owner, _read_call(head), scope, receive, send)
-                shared.called.discard(exchange.number)
+                shared.joined(exchange)
                 return handled
         except UndeliveredError:
             self.counters.retried += 1

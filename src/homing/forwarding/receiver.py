@@ -54,6 +54,9 @@ _LAST_ANSWERS_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
 """How often to look whether what was written has been sent: a transport tells nobody when it has."""
 
+_LET_GO_WITHIN_SECONDS: Final = 0.25
+"""How long the forwarders may take to close the shared connections of a worker that stops, once all has been said there."""
+
 _SHOWN_WITHIN_SECONDS: Final = 5.0
 
 
@@ -183,6 +186,7 @@ class Receiver:
         self.loop = asyncio.get_running_loop()
         self.connections: set[PeerConnection] = set()
         self.shared: set[SharedPeer] = set()
+        self._nothing_shared: asyncio.Event | None = None
         self.called: dict[int, Place] = {}
         """The exchanges that a forwarder has yet to join to a connection of their own."""
         self._calls = 0
@@ -279,8 +283,25 @@ class Receiver:
         self.requests.clear()
         for connection in list(self.connections):
             connection.abort()
+        await self._wait_for_forwarders()
         for shared in list(self.shared):
             shared.abort()
+
+    async def _wait_for_forwarders(self) -> None:
+        """Wait until they have closed the shared connections, but not long.
+
+        Closed here, such a connection would fail at the forwarder's next write, and what it has yet to read there would be lost.
+        """
+        if self.shared:
+            self._nothing_shared = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LET_GO_WITHIN_SECONDS):
+                    await self._nothing_shared.wait()
+
+    def shared_ended(self, shared: SharedPeer) -> None:
+        self.shared.discard(shared)
+        if self._nothing_shared is not None and not self.shared:
+            self._nothing_shared.set()
 
     # --- connections ---
 

@@ -146,6 +146,17 @@ class SharedConnection(NumberedStream):
         self.called.discard(exchange.number)
         if not self.lost:
             self.put(GONE, exchange.number)
+        self._let_go()
+
+    def joined(self, exchange: SmallExchange) -> None:
+        """The exchange was called, and has ended where it joined."""
+        self.called.discard(exchange.number)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the connection if the owner reads no more, and has said all that it has to say."""
+        if self._last_read is not None and not (self.exchanges or self.called):
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         self._unheard_since = 0.0
@@ -160,6 +171,7 @@ class SharedConnection(NumberedStream):
                     self.called.add(number)
                 if not exchange.answer.done():
                     exchange.answer.set_result((kind, head, payload))
+                self._let_go()
         elif kind == MINE:
             exchange = self.exchanges.get(number)
             if exchange is not None:
@@ -167,6 +179,7 @@ class SharedConnection(NumberedStream):
         elif kind == LAST_READ:
             self._last_read = number
             self._fail([each for each in self.exchanges.values() if each.number > number], self._unread)
+            self._let_go()
         elif kind == SHARED:
             self._ready = True
         else:

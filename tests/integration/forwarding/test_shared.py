@@ -20,6 +20,7 @@ from tests.integration.forwarding.hop import (
 )
 from tests.integration.forwarding.sharing import (
     HEAD,
+    REQUEST_HEAD,
     STARTED,
     answer_own,
     batch,
@@ -28,6 +29,8 @@ from tests.integration.forwarding.sharing import (
     no_descriptors,
     nothing_left,
     numbered,
+    reply,
+    sharing_forwarder,
     sharing_owner,
     until,
 )
@@ -38,9 +41,11 @@ from homing.forwarding.frames import (
     DROPPED,
     END,
     GONE,
+    LAST_READ,
     MINE,
     NOT_MINE,
     RAISED,
+    REQUEST,
     WHOLE,
 )
 
@@ -485,6 +490,70 @@ def test_a_receiver_that_closes_answers_what_ends_in_time_and_drops_the_rest(run
             await closing
             assert nothing_left(receiver, shared)
             assert not receiver.shared
+
+    run(test())
+
+
+def test_a_large_reply_of_a_receiver_that_closes_comes_over_the_shared_connection(run: Run) -> None:
+    """Nobody could join another connection any more."""
+
+    async def test() -> None:
+        go = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await go.wait()
+            await reply(send, b"x" * 100_000)
+
+        async with hop(app, shared_from=0) as (forwarder, receiver), asyncio.TaskGroup() as tasks:
+            shared = await shared_with(forwarder)
+            server = Server()
+            task = tasks.create_task(forward(forwarder, server))
+            await until(lambda: receiver.in_flight == 1)
+            closing = tasks.create_task(receiver.aclose())
+            await until(lambda: not shared.takes(asyncio.get_running_loop().time()))
+            go.set()
+            assert await task
+            assert server.body == b"x" * 100_000
+            await closing
+
+    run(test())
+
+
+def test_a_receiver_that_closes_waits_until_the_forwarder_has_let_go(run: Run) -> None:
+    """Closed before, the connection would fail at the forwarder's next write, and the replies that it has yet to read with it."""
+
+    async def test() -> None:
+        async with sharing_forwarder(echo) as (receiver, peer):
+            await peer.write(batch(numbered(REQUEST, 1, REQUEST_HEAD)))
+            assert (await peer.read_numbered(1))[0][:2] == (WHOLE, 1)
+            closing = asyncio.create_task(receiver.aclose())
+            assert await peer.read_numbered(1) == [(LAST_READ, 1, b"", b"")]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await peer.write(batch(numbered(REQUEST, 2, REQUEST_HEAD)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not closing.done()
+            peer.close()
+            await closing
+            assert receiver.counters.received == 1, "what came later has not run"
+
+    run(test())
+
+
+def test_a_forwarder_lets_go_once_an_owner_that_reads_no_more_has_answered(run: Run) -> None:
+    async def test() -> None:
+        async with sharing_owner() as (forwarder, shared, _, peer), asyncio.TaskGroup() as tasks:
+            two = [tasks.create_task(forward(forwarder, Server())) for _ in range(2)]
+            await peer.read_numbered(2)
+            await peer.write(batch(numbered(LAST_READ, 2)))
+            await peer.write(batch(numbered(WHOLE, 1, HEAD, b"one")))
+            assert await two[0]
+            assert not shared.lost
+            await peer.write(batch(numbered(WHOLE, 2, HEAD, b"two")))
+            assert await two[1]
+            assert await peer.ended()
+            assert shared.lost
 
     run(test())
 
