@@ -28,6 +28,10 @@ SMALL_BYTES: Final = 64 * 1024
 
 MAX_BATCH_BYTES: Final = 2**30
 
+_LARGE_BATCH_BYTES: Final = 256 * 1024
+"""A batch of this size is written before the turn ends: the writers see at once whether the other end takes it, and it is read in
+few parts."""
+
 _SIZE: Final = struct.Struct("<I")
 _PREFIX: Final = struct.Struct("<III")
 
@@ -39,6 +43,7 @@ class NumberedStream(Stream):
         super().__init__()
         self.loop = loop
         self._batch: list[bytes] = []
+        self._batch_bytes = 0
 
     def frame_received(self, kind: int, number: int, head: bytes, payload: bytes) -> None:
         raise NotImplementedError
@@ -51,6 +56,9 @@ class NumberedStream(Stream):
         batch.append(_PREFIX.pack(kind | len(head) << 8, len(payload), number))
         batch.append(head)
         batch.append(payload)
+        self._batch_bytes += len(head) + len(payload)
+        if self._batch_bytes >= _LARGE_BATCH_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Write what this turn has sent so far, if there is anything, and the connection has not ended."""
@@ -58,6 +66,7 @@ class NumberedStream(Stream):
             return
         frames = b"".join(self._batch)
         self._batch = []
+        self._batch_bytes = 0
         self.flushed()
         self.transport.write(_SIZE.pack(len(frames)) + frames)
 

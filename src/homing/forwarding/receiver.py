@@ -257,7 +257,8 @@ class Receiver:
         """Stop listening, let what has arrived be answered, cancel what takes longer, drop all connections.
 
         Safe to call twice. What has not been read stays unread, so that its sender sees a reset, and knows that it did
-        not run; what has been read is the router's to answer (*not mine*, from a worker that has drained).
+        not run, or is said to be unread (LAST_READ); what has been read is the router's to answer (*not mine*, from a worker that
+        has drained).
         """
         if self.closed:
             return

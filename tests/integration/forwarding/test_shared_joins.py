@@ -335,6 +335,30 @@ def test_slow_streams_hold_up_no_small_exchange(run: Run) -> None:
     run(test())
 
 
+def test_what_many_reply_in_one_turn_waits_for_a_forwarder_that_does_not_read(run: Run) -> None:
+    async def test() -> None:
+        sent = 0
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal sent
+            await reply(send, b"x" * 30_000)
+            sent += 30_000
+
+        async with sharing_forwarder(app) as (receiver, peer):
+            await peer.write(batch(*(numbered(REQUEST, number, REQUEST_HEAD) for number in range(1, 301))))
+            await until(lambda: receiver.counters.received == 300)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert 0 < sent < 2_000_000
+            numbers: list[int] = []
+            while len(numbers) < 300:
+                numbers += [each for kind, each, _, _ in await peer.read_batch() if kind == WHOLE]
+            assert sorted(numbers) == list(range(1, 301))
+            assert await receiver.drain(5)
+
+    run(test())
+
+
 def test_a_forwarder_that_stops_reading_stops_the_apps(run: Run) -> None:
     async def test() -> None:
         sent = 0

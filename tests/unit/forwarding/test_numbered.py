@@ -139,6 +139,20 @@ def test_what_is_put_in_one_turn_is_one_batch() -> None:
     asyncio.run(test())
 
 
+def test_a_batch_is_written_once_it_is_large_and_no_later() -> None:
+    async def test() -> None:
+        async with end() as (stream, theirs), end() as (other, _):
+            sent: list[Frame] = [(1, number, b"", b"x" * 60_000) for number in range(1, 31)]
+            for frame in sent:
+                stream.put(*frame)
+            while stream.unsent or len(other.read) < len(sent):
+                other.data_received(await asyncio.get_running_loop().sock_recv(theirs, 1 << 18))
+            assert other.read == sent
+            assert 4 < stream.batches < 10
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("size", [MAX_BATCH_BYTES + 1, 2**32 - 1])
 def test_a_batch_over_the_limit_is_refused_before_it_has_arrived(size: int, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
