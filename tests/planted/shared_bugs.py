@@ -95,4 +95,10 @@ SHARED_BUGS: Final = (
         (Change(f"{_FORWARDING}/shared.py", "(self.exchanges or self.called or", "(self.exchanges or"),),
         (f"{_JOINS}::test_it_joins_once_there_are_descriptors_however_few_meet_meanwhile",),
     ),
+    Bug(
+        "a worker that stops closes a shared connection under a forwarder that has yet to read its replies",
+        "P5",
+        (Change(f"{_FORWARDING}/receiver.py", "        await self._wait_for_forwarders()\n", ""),),
+        (f"{_SHARED}::test_a_receiver_that_closes_waits_until_the_forwarder_has_let_go",),
+    ),
 )
