@@ -459,6 +459,7 @@ def seeds(name: str) -> list[bytes]:
                 b"\xff" + batch(numbered(WHOLE, 1, start, b"hello"), numbered(WHOLE, 2, start, b"hello")),
                 b"\xff" + batch(numbered(MINE, 1), numbered(NOT_MINE, 2)) + batch(numbered(END, 1)),
                 b"\xff" + batch(numbered(CALL, 1, encode_value(7, "it")), numbered(LAST_READ, 1)),
+                b"\xff" + batch(numbered(CALL, 1)),
             ]
         case _:
             return [b"\x00nonsense", b"\x80" + b"0" * 32, b"\x00" + boot_id().encode() + b"." + b"a" * 32]

@@ -192,6 +192,7 @@ class SharedConnection(NumberedStream):
 
     def ended(self) -> None:
         self.pool.forget_shared(self)
+        self.called.clear()
         self._fail(list(self.exchanges.values()), self._lost)
 
     def _fail(self, exchanges: list[SmallExchange], failure: Callable[[SmallExchange], HomingError]) -> None:
