@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fuzz.targets import Target, cookie, frames, records, seeds, token
+from tests.fuzz.targets import Target, cookie, frames, records, seeds, shared_frames, token
 
 some = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 fewer = settings(some, max_examples=60)
@@ -53,6 +53,20 @@ def test_no_bytes_on_the_hop_end_otherwise_than_in_a_frame_or_a_refusal(hop: Tar
 
 
 @pytest.fixture(scope="module")
+def sharing_hop() -> Iterator[Target]:
+    with shared_frames() as target:
+        yield target
+
+
+@fewer
+@given(data=changed("shared_frames"))
+def test_no_bytes_on_a_shared_connection_end_otherwise_than_in_a_frame_or_a_refusal(
+    sharing_hop: Target, data: bytes
+) -> None:
+    sharing_hop(data)
+
+
+@pytest.fixture(scope="module")
 def record() -> Iterator[Target]:
     with records() as target:
         yield target
@@ -64,8 +78,8 @@ def test_no_text_of_a_record_is_taken_for_a_worker_that_it_does_not_name(record:
     record(data)
 
 
-@pytest.mark.parametrize("name", ["cookie", "token", "frames", "records"])
-def test_the_examples_to_start_from_are_good(name: str, hop: Target, record: Target) -> None:
-    targets = {"cookie": cookie, "token": token, "frames": hop, "records": record}
+@pytest.mark.parametrize("name", ["cookie", "token", "frames", "shared_frames", "records"])
+def test_the_examples_to_start_from_are_good(name: str, hop: Target, sharing_hop: Target, record: Target) -> None:
+    targets = {"cookie": cookie, "token": token, "frames": hop, "shared_frames": sharing_hop, "records": record}
     for data in seeds(name):
         targets[name](data)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 FOUND_ENV = "HOMING_FUZZ_FOUND"
-NAMES = ("cookie", "token", "frames", "records")
+NAMES = ("cookie", "token", "frames", "shared_frames", "records")
 
 
 def fuzz(name: str, seconds: int) -> None:

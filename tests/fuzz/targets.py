@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from itsdangerous import BadData, TimestampSigner, URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
+from tests.integration.forwarding.sharing import batch, numbered
 from tests.support.identity_scopes import SetClock
 
 from homing.directory import SessionOwners
@@ -34,7 +35,23 @@ from homing.errors import (
 )
 from homing.forwarding.base import HOP_SCOPE_KEY
 from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.frames import ASK, LAST, MINE_FIRST, REQUEST, WHOLE, frame
+from homing.forwarding.frames import (
+    ASK,
+    CALL,
+    END,
+    GONE,
+    JOIN,
+    LAST,
+    LAST_READ,
+    MINE,
+    MINE_FIRST,
+    NOT_MINE,
+    REQUEST,
+    SHARE,
+    SHARED,
+    WHOLE,
+    frame,
+)
 from homing.forwarding.heads import BODY_NONE, BODY_OPEN, BODY_WHOLE, request_head
 from homing.forwarding.private_socket import serve_private_socket
 from homing.forwarding.receiver import Receiver
@@ -179,7 +196,7 @@ class Hop:
                         pass
         async with asyncio.timeout(ANSWER_SECONDS):
             assert await self.receiver.drain(ANSWER_SECONDS), self.receiver
-            while self.receiver.connections:
+            while self.receiver.connections or self.receiver.shared:
                 await asyncio.sleep(0)
 
     async def _to_forwarder(self, data: bytes) -> None:
@@ -215,8 +232,94 @@ class Hop:
 
     async def forwarder_is_empty(self) -> None:
         async with asyncio.timeout(ANSWER_SECONDS):
-            while any(pool.connections for pool in self.forwarder._pools.values()):
+            while any(pool.connections or pool.shared for pool in self.forwarder._pools.values()):
                 await asyncio.sleep(0)
+
+    # --- shared connections ---
+
+    def run_shared(self, data: bytes) -> None:
+        how, rest = data[:1], data[1:]
+        self._runner.run(self._to_sharing_owner(rest) if how <= b"\x7f" else self._to_sharing_forwarder(rest))
+        assert not self._wrong, self._wrong
+
+    async def _to_sharing_owner(self, data: bytes) -> None:
+        """A peer that sends anything on a shared connection: it ends, its requests end, and nothing of them is left."""
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.setblocking(False)
+            peer.connect(self.path)
+            await self._loop.sock_sendall(peer, frame(SHARE))
+            assert await self._loop.sock_recv(peer, 65536) == batch(numbered(SHARED, 0))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await self._loop.sock_sendall(peer, data)
+                peer.shutdown(socket.SHUT_WR)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    while await self._loop.sock_recv(peer, 65536):
+                        pass
+        async with asyncio.timeout(ANSWER_SECONDS):
+            assert await self.receiver.drain(ANSWER_SECONDS), self.receiver
+            while self.receiver.connections or self.receiver.shared:
+                await asyncio.sleep(0)
+        assert not self.receiver.called
+
+    async def _to_sharing_forwarder(self, data: bytes) -> None:
+        """An owner that answers anything on a shared connection: its requests end as `forward` names, in time."""
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def hang_up() -> None:
+            """What goes elsewhere is read, and finds nobody."""
+            while True:
+                accepted, _ = await self._loop.sock_accept(self.listener)
+                with accepted:
+                    accepted.setblocking(False)
+                    await self._loop.sock_recv(accepted, 65536)
+
+        pool = self.forwarder._pool(self.owner)
+        await pool.open_shared()
+        shared = pool.shared
+        assert shared is not None
+        accepted, _ = await self._loop.sock_accept(self.listener)
+        with accepted:
+            accepted.setblocking(False)
+            assert await self._loop.sock_recv(accepted, 65536) == frame(SHARE)
+            await self._loop.sock_sendall(accepted, batch(numbered(SHARED, 0)))
+            while not shared.takes(self._loop.time()):
+                await asyncio.sleep(0)
+            requests = [
+                self._loop.create_task(
+                    self.forwarder.forward(self.owner, Reason.OWNED, (), _scope(), replayable(receive), send)
+                )
+                for _ in range(2)
+            ]
+            await self._loop.sock_recv(accepted, 65536)
+            hanging_up = self._loop.create_task(hang_up())
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await self._loop.sock_sendall(accepted, data)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS * 2):
+                for ended in await asyncio.gather(*requests, return_exceptions=True):
+                    assert isinstance(
+                        ended,
+                        bool
+                        | OwnerUnreachableError
+                        | ReplyCutError
+                        | RemoteAppError
+                        | OwnerRefusedError
+                        | OwnerBusyError,
+                    ), ended
+        finally:
+            hanging_up.cancel()
+            await asyncio.wait({hanging_up})
+        await self.forwarder_is_empty()
+        assert not shared.exchanges
+        assert not shared.called
+        for message in sent:
+            assert isinstance(message["type"], str), message
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -256,6 +359,15 @@ def frames() -> Iterator[Target]:
     hop = Hop()
     try:
         yield hop.run
+    finally:
+        hop.close()
+
+
+@contextlib.contextmanager
+def shared_frames() -> Iterator[Target]:
+    hop = Hop()
+    try:
+        yield hop.run_shared
     finally:
         hop.close()
 
@@ -308,6 +420,7 @@ TARGETS: Final[dict[str, Callable[[], contextlib.AbstractContextManager[Target]]
     "cookie": lambda: _always(cookie),
     "token": lambda: _always(token),
     "frames": frames,
+    "shared_frames": shared_frames,
     "records": records,
 }
 """Opens each target by its name."""
@@ -337,6 +450,17 @@ def seeds(name: str) -> list[bytes]:
                 b"\xff" + frame(WHOLE),
                 b"\xff" + frame(0x21),
             ]
+        case "shared_frames":
+            request = request_head(0, ("s",), _scope(), BODY_NONE, ())
+            start = b"\x92\xcc\xc8\x90"
+            return [
+                b"\x00" + batch(numbered(REQUEST, 1, request), numbered(REQUEST, 2, request)),
+                b"\x00" + batch(numbered(REQUEST, 1, request)) + batch(numbered(GONE, 1), numbered(GONE, 9)),
+                b"\xff" + batch(numbered(WHOLE, 1, start, b"hello"), numbered(WHOLE, 2, start, b"hello")),
+                b"\xff" + batch(numbered(MINE, 1), numbered(NOT_MINE, 2)) + batch(numbered(END, 1)),
+                b"\xff" + batch(numbered(CALL, 1, encode_value(7, "it")), numbered(LAST_READ, 1)),
+                b"\xff" + batch(numbered(CALL, 1)),
+            ]
         case _:
             return [b"\x00nonsense", b"\x80" + b"0" * 32, b"\x00" + boot_id().encode() + b"." + b"a" * 32]
 
@@ -347,4 +471,6 @@ def _first_frames() -> list[bytes]:
         frame(REQUEST, request_head(0, ("s",), _scope(), BODY_WHOLE, (2, 3)), b"hello"),
         frame(REQUEST, request_head(0, ("s",), _scope(), BODY_OPEN, ())) + frame(LAST, b"", b"the rest"),
         frame(ASK, encode_value(["session", "s", "a" * 32], "it")),
+        frame(SHARE) + frame(REQUEST, request_head(0, ("s",), _scope(), BODY_OPEN, ())),
+        frame(JOIN, encode_value(1, "it")),
     ]

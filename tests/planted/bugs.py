@@ -12,6 +12,7 @@ from tests.planted.drain_bugs import DRAIN_BUGS
 from tests.planted.episode_bugs import EPISODE_BUGS
 from tests.planted.placement_bugs import PLACEMENT_BUGS
 from tests.planted.served_app_bugs import SERVED_APP_BUGS
+from tests.planted.shared_bugs import SHARED_BUGS
 from tests.planted.web_bugs import WEB_BUGS
 
 __all__ = ["BUGS", "Bug", "Change"]
@@ -421,4 +422,5 @@ BUGS: Final = (
     *WEB_BUGS,
     *DRAIN_BUGS,
     *SERVED_APP_BUGS,
+    *SHARED_BUGS,
 )

@@ -265,15 +265,15 @@ class Forwarder:
             if kind == WHOLE:
                 start = read_start(head)
             elif kind == CALL:
-                handled = await self._join(pool.owner, decode_value(head), scope, receive, send)
-                shared.called.discard(exchange)
+                handled = await self._join(pool.owner, _read_call(head), scope, receive, send)
+                shared.joined(exchange)
                 return handled
-        except MalformedFrameError as error:
-            shared.abort(error)
-            raise OwnerUnreachableError(f"worker {pool.owner} answered with something else") from error
         except UndeliveredError:
             self.counters.retried += 1
             return None
+        except MalformedFrameError as error:
+            shared.refuse(error)
+            raise OwnerUnreachableError(f"worker {pool.owner} was lost before its reply") from error
         except BaseException:
             # Where the exchange goes on elsewhere, this says nothing to the owner.
             shared.give_up(exchange)
@@ -293,7 +293,7 @@ class Forwarder:
             raise RemoteAppError(f"the app raised at worker {pool.owner}, which logged the traceback")
         raise OwnerUnreachableError(f"worker {pool.owner} stopped before its reply")
 
-    async def _join(self, owner: WorkerId, call: object, scope: Scope, receive: Replayable, send: Send) -> bool:
+    async def _join(self, owner: WorkerId, call: int, scope: Scope, receive: Replayable, send: Send) -> bool:
         """Go on over a connection of its own with an exchange that the owner has begun, and has called there."""
         give_up_at = asyncio.get_running_loop().time() + self._owner_timeout
         receive.release()
@@ -418,6 +418,13 @@ async def _shared(pool: OwnerPool) -> None:
     # Without it everything goes over connections of its own, and it is tried again.
     with contextlib.suppress(OwnerRefusedError, OwnerBusyError, OSError):
         await pool.open_shared()
+
+
+def _read_call(head: bytes) -> int:
+    call = decode_value(head)
+    if not isinstance(call, int):
+        raise MalformedFrameError("an exchange is called with a number")
+    return call
 
 
 def _read_answer(connection: OwnerConnection, frame: Frame | None) -> Answer:

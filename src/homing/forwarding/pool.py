@@ -213,7 +213,9 @@ class OwnerPool:
             raise
         finally:
             self.opening -= 1
-        if not shared.lost:
+        if self.shared is not None:
+            shared.abort()  # another was made meanwhile, and nobody would ever close this one
+        elif not shared.lost:
             self.shared = shared
             shared.open()
 

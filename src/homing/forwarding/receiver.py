@@ -55,6 +55,9 @@ _LAST_ANSWERS_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
 """How often to look whether what was written has been sent: a transport tells nobody when it has."""
 
+_LET_GO_WITHIN_SECONDS: Final = 0.25
+"""How long the forwarders may take to close the shared connections of a worker that stops, once all has been said there."""
+
 _SHOWN_WITHIN_SECONDS: Final = 5.0
 
 
@@ -133,6 +136,8 @@ class PeerConnection(FrameStream):
         """From here on it carries numbered frames, which are another's to read."""
         self.receiver.connections.discard(self)
         self._undo_close_after_fork()
+        # Nothing more is read here: the forwarder says nothing else before it has heard SHARED.
+        self.lost = True
         shared = SharedPeer(self.receiver)
         self.transport.set_protocol(shared)
         shared.connection_made(self.transport)
@@ -182,6 +187,7 @@ class Receiver:
         self.loop = asyncio.get_running_loop()
         self.connections: set[PeerConnection] = set()
         self.shared: set[SharedPeer] = set()
+        self._nothing_shared: asyncio.Event | None = None
         self.called: dict[int, Place] = {}
         """The exchanges that a forwarder has yet to join to a connection of their own."""
         self._calls = 0
@@ -252,7 +258,8 @@ class Receiver:
         """Stop listening, let what has arrived be answered, cancel what takes longer, drop all connections.
 
         Safe to call twice. What has not been read stays unread, so that its sender sees a reset, and knows that it did
-        not run; what has been read is the router's to answer (*not mine*, from a worker that has drained).
+        not run, or is said to be unread (LAST_READ); what has been read is the router's to answer (*not mine*, from a worker that
+        has drained).
         """
         if self.closed:
             return
@@ -278,8 +285,25 @@ class Receiver:
         self.requests.clear()
         for connection in list(self.connections):
             connection.abort()
+        await self._wait_for_forwarders()
         for shared in list(self.shared):
             shared.abort()
+
+    async def _wait_for_forwarders(self) -> None:
+        """Wait until they have closed the shared connections, but not long.
+
+        Closed here, such a connection would fail at the forwarder's next write, and what it has yet to read there would be lost.
+        """
+        if self.shared:
+            self._nothing_shared = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LET_GO_WITHIN_SECONDS):
+                    await self._nothing_shared.wait()
+
+    def shared_ended(self, shared: SharedPeer) -> None:
+        self.shared.discard(shared)
+        if self._nothing_shared is not None and not self.shared:
+            self._nothing_shared.set()
 
     # --- connections ---
 
@@ -397,9 +421,13 @@ class Receiver:
 
     def join(self, connection: PeerConnection, call: object) -> ReceivedRequest | None:
         """The exchange that was called goes on over `connection`; None if there is nothing more to be said of it."""
-        place = self.called.pop(call, None) if isinstance(call, int) else None
-        if place is None:
+        if not isinstance(call, int) or not 0 < call <= self._calls:
             raise MalformedFrameError("an exchange was joined that was not called")
+        place = self.called.pop(call, None)
+        if place is None:
+            # Its client has left. What says so came over the shared connection, and has overtaken this.
+            connection.abort()
+            return None
         return place.join(connection)
 
     def ended(self) -> None:

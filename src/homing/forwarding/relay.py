@@ -130,7 +130,7 @@ class Relay:
     _unblocked: asyncio.Future[None] | None = None
 
     def __init__(
-        self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope, joins: object = None
+        self, connection: OwnerConnection, tasks: set[asyncio.Task[None]], scope: Scope, joins: int | None = None
     ) -> None:
         self._connection = connection
         self._tasks = tasks

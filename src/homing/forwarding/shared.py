@@ -97,7 +97,13 @@ class SmallExchange:
 
 
 class SharedConnection(NumberedStream):
-    """Owns the exchanges that are under way on it. `exchanges`: those that await an answer, by number."""
+    """Owns the exchanges that are under way on it.
+
+    Attributes:
+        exchanges: Those that await an answer, by number.
+        called: The numbers of those that the owner has called to a connection of their own, until they have ended there. The
+            owner takes the loss of this connection for their end as long as they have not joined that one.
+    """
 
     def __init__(self, pool: OwnerPool) -> None:
         super().__init__(pool.loop)
@@ -120,7 +126,7 @@ class SharedConnection(NumberedStream):
         self._last_batch = 0
         """The numbers of the last request that was written, and of the first one that may be in the last batch."""
         self._unheard_since = 0.0
-        """When a request was sent first after the owner's last word; 0: none was."""
+        """When a request was written first after the owner's last word; 0: none was."""
 
     def __repr__(self) -> str:
         return f"<SharedConnection to {self.pool.owner}: {len(self.exchanges)} under way>"
@@ -149,12 +155,13 @@ class SharedConnection(NumberedStream):
         self.exchanges[number] = exchange
         self._unanswered += 1
         self.used_at = now
-        if not self._unheard_since:
-            self._unheard_since = now
         self.put(REQUEST, number, head, payload)
         return exchange
 
     def flushed(self) -> None:
+        # From now on, not from when it was put: this worker's own delay within a turn is no silence of the owner's.
+        if not self._unheard_since and self._number > self._written:
+            self._unheard_since = self.loop.time()
         self._last_batch = self._written + 1
         self._written = self._number
 
@@ -165,6 +172,17 @@ class SharedConnection(NumberedStream):
             self._unanswered -= 1
         if not self.lost:
             self.put(GONE, exchange.number)
+        self._let_go()
+
+    def joined(self, exchange: SmallExchange) -> None:
+        """The exchange was called, and has ended where it joined."""
+        self.called.discard(exchange)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the connection if the owner reads no more, and has said all that it has to say."""
+        if self._last_read is not None and not (self.exchanges or self.called):
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         self._unheard_since = 0.0
@@ -183,6 +201,7 @@ class SharedConnection(NumberedStream):
                         self._paused_until = self.loop.time() + _PAUSE_SECONDS
                 if not exchange.answer.done():
                     exchange.answer.set_result((kind, head, payload))
+                self._let_go()
         elif kind == MINE:
             exchange = self.exchanges.get(number)
             if exchange is not None:
@@ -191,6 +210,7 @@ class SharedConnection(NumberedStream):
         elif kind == LAST_READ:
             self._last_read = number
             self._fail([each for each in self.exchanges.values() if each.number > number], self._unread)
+            self._let_go()
         elif kind == SHARED:
             self._ready = True
         else:
@@ -207,7 +227,7 @@ class SharedConnection(NumberedStream):
             # A write has failed, and what the owner has said before it closed may not have been read. The loop reads no more.
             with contextlib.suppress(OSError):
                 descriptor = self.transport.get_extra_info("socket").fileno()
-                while data := os.read(descriptor, _READ_BYTES):
+                while not self.lost and (data := os.read(descriptor, _READ_BYTES)):
                     self.data_received(data)
         super().connection_lost(exc)
 
@@ -215,6 +235,7 @@ class SharedConnection(NumberedStream):
         if not self._ready:
             self.pool.shares_again_at = self.loop.time() + _NOT_SHARED_AGAIN_SECONDS
         self.pool.forget_shared(self)
+        self.called.clear()
         self._fail(list(self.exchanges.values()), self._lost)
 
     def _fail(self, exchanges: list[SmallExchange], failure: Callable[[SmallExchange], HomingError]) -> None:

@@ -45,6 +45,8 @@ class SharedPeer(NumberedStream):
         self.receiver = receiver
         self.places: dict[int, Place] = {}
         self._last_read = 0
+        self._closing = False
+        """What requests come are not served: the forwarder has been told, or is about to be."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -53,6 +55,8 @@ class SharedPeer(NumberedStream):
 
     def frame_received(self, kind: int, number: int, head: bytes, payload: bytes) -> None:
         if kind == REQUEST:
+            if self._closing:
+                return
             if number <= self._last_read:
                 raise MalformedFrameError("the numbers of requests rise")
             self._last_read = number
@@ -66,16 +70,16 @@ class SharedPeer(NumberedStream):
             raise MalformedFrameError(f"a forwarder sent a frame of kind {kind} on a shared connection")
 
     def say_last_read(self) -> None:
-        """Read nothing more, and say so: what comes from now on is known to be unread."""
+        """Take no more requests, and say so. The forwarder closes the connection once it has heard what is left to be said."""
+        self._closing = True
         self.put(LAST_READ, self._last_read)
         self.flush()
-        self.pause_reading()
 
     def malformed(self) -> None:
         self.receiver.counters.malformed += 1
 
     def ended(self) -> None:
-        self.receiver.shared.discard(self)
+        self.receiver.shared_ended(self)
         places = list(self.places.values())
         self.places.clear()
         for place in places:
@@ -115,7 +119,8 @@ class Place:
         # *Mine* is plain from whatever is said here but *not mine*.
         kind &= ~MINE_FIRST
         if self._held is None:
-            if kind in _SMALL and len(head) + len(payload) <= SMALL_BYTES:
+            # Where this worker stops, nobody can join another connection any more.
+            if kind in _SMALL and (len(head) + len(payload) <= SMALL_BYTES or self.receiver.closed):
                 self._peer.put(kind, self.number, head, payload)
                 return True
             self._held = []

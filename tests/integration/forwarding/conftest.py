@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import uvloop
-
 from tests.integration.forwarding.hop import every_small_one_shares
 
 
-@pytest.fixture(params=["own", "shared"], autouse=True)
-def shared(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether small exchanges share a connection from the first on: each test holds either way."""
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No delay of a busy machine is an owner's silence."""
+    monkeypatch.setattr("homing.forwarding.shared._SILENT_SECONDS", 20.0)
+
+
+@pytest.fixture(params=["own", "shared"])
+def shared(request: pytest.FixtureRequest, patient: None) -> Iterator[bool]:
+    """For tests that hold whether or not small exchanges share a connection from the first on: says which."""
     token = every_small_one_shares.set(request.param == "shared")
     yield request.param == "shared"
     every_small_one_shares.reset(token)

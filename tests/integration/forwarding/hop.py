@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -209,6 +210,29 @@ class Peer:
             return None
         head = await self.read(prefix >> 8 & 0xFFFFFF)
         return prefix & 0xFF, head, await self.read(prefix >> 32)
+
+    async def read_batch(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Kind, number, head and payload of each frame of the next batch on a shared connection; none at its end."""
+        size = int.from_bytes(await self.read(4), "little")
+        data = await self.read(size)
+        frames, position = [], 0
+        while position < len(data):
+            prefix, payload_size, number = struct.unpack_from("<III", data, position)
+            start = position + 12
+            middle = start + (prefix >> 8)
+            position = middle + payload_size
+            frames.append((prefix & 0xFF, number, data[start:middle], data[middle:position]))
+        return frames
+
+    async def read_numbered(self, count: int) -> list[tuple[int, int, bytes, bytes]]:
+        """The next `count` frames on a shared connection, in however many batches."""
+        frames: list[tuple[int, int, bytes, bytes]] = []
+        while len(frames) < count:
+            batch = await self.read_batch()
+            assert batch, "the connection has ended"
+            frames += batch
+        assert len(frames) == count
+        return frames
 
     async def read_request(self) -> tuple[Request, bytes]:
         read = await self.read_frame()

@@ -471,6 +471,7 @@ def test_a_pooled_connection_that_read_the_request_is_not_tried_again(run: Run) 
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_requests_after_a_cancelled_one_are_not_mixed_up(run: Run) -> None:
     async def test() -> None:
         reached, disconnected = asyncio.Event(), asyncio.Event()
@@ -505,6 +506,7 @@ def test_requests_after_a_cancelled_one_are_not_mixed_up(run: Run) -> None:
 
 
 @pytest.mark.parametrize("scope", [http_scope(), post_scope(4), websocket_scope()])
+@pytest.mark.usefixtures("shared")
 def test_cancelled_at_any_moment_nothing_is_left_and_nothing_is_mixed_up(run: Run, scope: Event) -> None:
     """Cancel after 0, 1, 2, … turns of the loop, until the request is done before it can be cancelled."""
 
@@ -580,6 +582,7 @@ def test_idle_connections_are_let_go(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_closed_forwarder_sends_nothing_more(run: Run) -> None:
     async def test() -> None:
         async with hop(ok) as (forwarder, receiver):
@@ -593,6 +596,7 @@ def test_a_closed_forwarder_sends_nothing_more(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_closing_the_forwarder_ends_what_is_under_way(run: Run) -> None:
     async def test() -> None:
         left = asyncio.Event()
@@ -615,6 +619,7 @@ def test_closing_the_forwarder_ends_what_is_under_way(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_an_early_reply_leaves_the_connection_usable(run: Run) -> None:
     """The app answers without reading an upload: what still arrives of it belongs to no later request."""
 
@@ -747,7 +752,7 @@ async def cancels_itself() -> None:
     [fails_inside_a_task_group, fails_at_the_end_of_a_task_group, fails_after_a_task_group, cancels_itself],
 )
 def test_an_app_whose_task_is_marked_as_cancelled_by_the_app_has_failed_as_any_other(
-    run: Run, fails: Callable[[], Awaitable[None]]
+    run: Run, shared: bool, fails: Callable[[], Awaitable[None]]
 ) -> None:
     async def test() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -765,13 +770,15 @@ def test_an_app_whose_task_is_marked_as_cancelled_by_the_app_has_failed_as_any_o
                 assert await forward(forwarder, Server())
             gc.collect()  # were a task's exception not retrieved, it would be told now, and not within pytest's report
             assert failures == [RemoteAppError, RemoteAppError]
-            assert len(receiver.connections) == 1  # nothing else has used up a connection
+            assert len(receiver.connections) == (0 if shared else 1)  # nothing else has used up a connection
+            assert len(receiver.shared) == (1 if shared else 0)
             assert await receiver.drain(5)
 
     run(test())
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.usefixtures("shared")
 def test_whatever_the_app_raises_is_told_and_the_worker_goes_on(run: Run, error: type[BaseException]) -> None:
     """As under uvicorn, where a handler that calls `sys.exit` ends its request and not the process."""
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import uvicorn
 import websockets
-from tests.integration.forwarding.hop import OWNER, Run, mine, socket_directory
+from tests.integration.forwarding.hop import OWNER, Run, hop
 from websockets.asyncio.client import connect
 
-from homing.forwarding.forwarder import Forwarder, replayable
-from homing.forwarding.private_socket import serve_private_socket
+from homing.forwarding.forwarder import replayable
 from homing.types import ASGIApp, Reason
 
 
@@ -40,14 +39,13 @@ async def serving_either(app: ASGIApp, forwarded: bool, http: str = "httptools")
         async with serving(app, http) as port:
             yield port
         return
-    with socket_directory() as directory:
-        async with serve_private_socket(mine(app), f"{directory}/{OWNER}.sock"), Forwarder(directory) as forwarder:
+    async with hop(app) as (forwarder, _):
 
-            async def front(scope: Any, receive: Any, send: Any) -> None:
-                await forwarder.forward(OWNER, Reason.OWNED, (), scope, replayable(receive), send)
+        async def front(scope: Any, receive: Any, send: Any) -> None:
+            await forwarder.forward(OWNER, Reason.OWNED, (), scope, replayable(receive), send)
 
-            async with serving(front, http) as port:
-                yield port
+        async with serving(front, http) as port:
+            yield port
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
@@ -127,6 +125,7 @@ def request(path: bytes, *lines: bytes, method: bytes = b"GET", body: bytes = b"
     return b"\r\n".join([method + b" " + path + b" HTTP/1.1", *lines, b"", body])
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_the_client_gets_the_same_bytes(run: Run, http: str) -> None:
     cases = [
@@ -233,6 +232,7 @@ def test_websockets_are_the_same(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("phase", ["body", "handler", "stream"])
 def test_a_client_that_leaves_is_seen_at_the_owner(run: Run, phase: str) -> None:
     async def test() -> None:

@@ -294,6 +294,7 @@ def test_a_client_that_left_is_told_to_an_app_that_only_sends(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_drain_waits_for_what_is_in_flight_and_takes_what_is_new(run: Run) -> None:
     async def test() -> None:
         started, go = asyncio.Event(), asyncio.Event()
@@ -402,6 +403,7 @@ class SlowReader(Server):
         assert self.sent[-1]["more_body"] is False
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_complete_reply_is_not_cut_however_long_its_client_takes_to_read_it(run: Run) -> None:
     """The connection carries nothing new meanwhile, and is not idle."""
 
@@ -422,6 +424,7 @@ def test_a_complete_reply_is_not_cut_however_long_its_client_takes_to_read_it(ru
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_drain_waits_until_complete_replies_are_sent(run: Run) -> None:
     async def test() -> None:
         client = SlowReader()
@@ -444,6 +447,7 @@ def test_a_drain_waits_until_complete_replies_are_sent(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_request_is_decided_once_and_before_it_is_answered(run: Run) -> None:
     async def test() -> None:
         errors = []
@@ -475,6 +479,7 @@ def test_a_request_is_decided_once_and_before_it_is_answered(run: Run) -> None:
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_the_note_and_the_reason_arrive(run: Run) -> None:
     async def test() -> None:
         hops = []
@@ -645,6 +650,7 @@ def test_one_that_is_turned_away_and_has_sent_nothing_is_served_later(run: Run) 
     run(test())
 
 
+@pytest.mark.usefixtures("shared")
 def test_each_request_runs_in_a_copy_of_the_given_context(run: Run) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
