@@ -65,17 +65,16 @@ def test_it_is_used_where_four_are_under_way_and_not_before(run: Run) -> None:
 
         async with hop(app) as (forwarder, receiver), asyncio.TaskGroup() as tasks:
             for count in range(1, 5):
+                assert not receiver.shared
                 tasks.create_task(forward(forwarder, Server(), http_scope(path="/slow")))
                 await until(lambda count=count: receiver.in_flight == count)
-                assert not receiver.shared
-            assert await forward(forwarder, Server())
-            assert forwarder.counters.shared == 0
             await until(lambda: receiver.shared)
+            assert forwarder.counters.opened == 4
             await shared_with(forwarder)
             server = Server()
             assert await forward(forwarder, server)
             assert server.body == b"/step"
-            assert (forwarder.counters.shared, forwarder.counters.forwarded) == (1, 2)
+            assert (forwarder.counters.shared, forwarder.counters.forwarded) == (1, 1)
             # What has a body, and a WebSocket, goes over a connection of its own.
             assert await forward(forwarder, Server(request_event(b"body")), post_scope(4))
             assert await forward(forwarder, Server(), http_scope(headers=[(b"x", b"y" * 20_000)]))
@@ -86,48 +85,58 @@ def test_it_is_used_where_four_are_under_way_and_not_before(run: Run) -> None:
     run(test())
 
 
-def test_it_is_given_up_where_few_meet(run: Run) -> None:
+def test_few_have_connections_of_their_own_again_a_moment_after_many(run: Run) -> None:
     async def test() -> None:
-        async with hop(echo, shared_from=1, owner_timeout_seconds=0.2) as (forwarder, receiver):
-            await shared_with(forwarder)
-            assert receiver.shared
-            await until(lambda: not receiver.shared)
+        async with hop(echo, shared_from=4) as (forwarder, _):
+            shared = await shared_with(forwarder)
+            await asyncio.gather(*(forward(forwarder, Server()) for _ in range(10)))
+            assert forwarder.counters.shared == 7, "from the fourth on"
+            shared.pool.expire(0.0)  # as the ticker does once a second
             assert await forward(forwarder, Server())
-            assert forwarder.counters.shared == 0
+            assert forwarder.counters.shared == 8
+            shared.pool.expire(0.0)
+            assert await forward(forwarder, Server())
+            assert forwarder.counters.shared == 8
 
     run(test())
 
 
-def test_a_burst_revives_it_while_it_retires(run: Run) -> None:
+def test_where_most_is_called_elsewhere_it_begins_there_for_a_while(run: Run) -> None:
     async def test() -> None:
-        go = asyncio.Event()
-
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == "/slow":
-                await go.wait()
-            await echo(scope, receive, send)
+            if scope["path"] == "/stream":
+                await send(STARTED)
+                await send({"type": "http.response.body", "body": b"a", "more_body": True})
+                await send({"type": "http.response.body", "body": b"b"})
+            else:
+                await echo(scope, receive, send)
 
-        async with hop(app, shared_from=2) as (forwarder, receiver), asyncio.TaskGroup() as tasks:
+        async with hop(app, shared_from=0) as (forwarder, _):
             shared = await shared_with(forwarder)
-            tasks.create_task(forward(forwarder, Server(), http_scope(path="/slow")))
-            await until(lambda: receiver.in_flight == 1)
-            shared.look()
-            assert shared.retiring
-            assert not shared.lost, "an exchange is under way on it"
-            for count in (2, 3, 4):  # over connections of their own, and the last of them finds two there
-                tasks.create_task(forward(forwarder, Server(), http_scope(path="/slow")))
-                await until(lambda count=count: receiver.in_flight == count)
-            assert forwarder.counters.opened == 3
-            assert not shared.retiring
+            for number in range(40):  # one in twenty does not matter
+                server = Server()
+                assert await forward(forwarder, server, http_scope(path="/small" if number % 20 else "/stream"))
+            assert forwarder.counters.shared == 40
+            for _ in range(10):
+                server = Server()
+                assert await forward(forwarder, server, http_scope(path="/stream"))
+                assert server.body == b"ab"
+            assert 42 <= forwarder.counters.shared < 48
+            before = forwarder.counters.shared
+            shared._paused_until = 0.0  # as some seconds later
             assert await forward(forwarder, Server())
-            assert forwarder.counters.shared == 1
-            shared.look()
-            assert not shared.retiring, "two met"
-            go.set()
-            await until(lambda: not shared.exchanges)
-            shared.look()
-            shared.look()
-            assert shared.lost
+            assert forwarder.counters.shared == before + 1
+
+    run(test())
+
+
+def test_it_is_closed_once_it_is_idle_for_long(run: Run) -> None:
+    async def test() -> None:
+        async with hop(echo, owner_timeout_seconds=0.2) as (forwarder, receiver):
+            await shared_with(forwarder)
+            assert receiver.shared
+            forwarder._idle_seconds = 0.05
+            await until(lambda: not receiver.shared)
 
     run(test())
 
@@ -140,7 +149,7 @@ def test_one_whose_numbers_are_used_up_is_replaced(run: Run) -> None:
             for _ in range(3):
                 assert await forward(forwarder, Server())
             assert (forwarder.counters.shared, forwarder.counters.opened) == (1, 1)
-            first.look()
+            first.pool.drop_idle(used_before=float("inf"))
             assert first.lost
             first.pool.shares_again_at = 0.0
             assert await shared_with(forwarder) is not first

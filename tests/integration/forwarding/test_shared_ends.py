@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from homing.errors import OwnerUnreachableError
-from homing.forwarding.frames import CALL, MINE, SHARE, SHARED, WHOLE, frame
-from homing.forwarding.numbered import NumberedStream
+from homing.forwarding.frames import MINE, SHARE, SHARED, WHOLE, frame
 from homing.forwarding.pool import OwnerPool
 from homing.forwarding.shared import SharedConnection
 from homing.forwarding.stream import UndeliveredError
@@ -72,12 +71,12 @@ def owner(tmp_path: Path) -> Iterator[PlainOwner]:
 def test_a_reply_that_has_arrived_is_read_though_the_next_write_fails(run: Run, owner: PlainOwner) -> None:
     async def test() -> None:
         shared, end = await owner.shares(owner.pool())
-        answered, unanswered = (shared.request(b"head", 1.0, 1e9) for _ in range(2))
+        answered, unanswered = (shared.request(b"head", b"", 1.0, 1e9, lambda: None) for _ in range(2))
         await asyncio.sleep(0.05)
         end.recv(1000)
         end.sendall(batch(WHOLE, answered.number, b"reply"))
         end.close()
-        unread = shared.request(b"head", 1.0, 1e9)
+        unread = shared.request(b"head", b"", 1.0, 1e9, lambda: None)
         shared.flush()  # before the loop has looked whether something has arrived
         assert (await answered.answer)[2] == b"reply"
         with pytest.raises(OwnerUnreachableError):
@@ -101,32 +100,11 @@ def test_one_of_two_that_were_opened_at_once_is_closed(run: Run, owner: PlainOwn
     run(test())
 
 
-def test_it_stays_while_what_was_called_from_it_joins(run: Run, owner: PlainOwner) -> None:
-    async def test() -> None:
-        shared, end = await owner.shares(owner.pool())
-        exchange = shared.request(b"head", 1.0, 1e9)
-        await asyncio.sleep(0.05)
-        end.sendall(batch(CALL, exchange.number))
-        assert (await exchange.answer)[0] == CALL
-        shared.joining += 1
-        for _ in range(3):
-            shared.look()
-        assert shared.retiring
-        assert not shared.lost
-        shared.joining -= 1
-        shared.look()
-        assert shared.lost
-        await asyncio.sleep(0.05)
-
-    run(test())
-
-
 def test_mine_is_told_before_the_reply(run: Run, owner: PlainOwner) -> None:
     async def test() -> None:
         shared, end = await owner.shares(owner.pool())
-        exchange = shared.request(b"head", 1.0, 1e9)
         told = asyncio.Event()
-        exchange.on_mine = told.set
+        exchange = shared.request(b"head", b"", 1.0, 1e9, told.set)
         await asyncio.sleep(0.05)
         end.sendall(batch(MINE, exchange.number))
         await told.wait()
@@ -135,44 +113,5 @@ def test_mine_is_told_before_the_reply(run: Run, owner: PlainOwner) -> None:
         shared.abort()
         with pytest.raises(OwnerUnreachableError):
             await exchange.answer
-
-    run(test())
-
-
-def test_its_numbers_end(run: Run, owner: PlainOwner) -> None:
-    async def test() -> None:
-        shared, end = await owner.shares(owner.pool())
-        shared._number = 2**32 - 2
-        exchange = shared.request(b"head", 1.0, 1e9)
-        assert not shared.takes(asyncio.get_running_loop().time())
-        await asyncio.sleep(0.05)
-        end.sendall(batch(WHOLE, exchange.number))
-        await exchange.answer
-        shared.look()
-        shared.look()
-        assert shared.lost
-        await asyncio.sleep(0.05)
-
-    run(test())
-
-
-def test_no_batch_grows_large_in_one_turn(run: Run) -> None:
-    async def test() -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-
-        class End(NumberedStream):
-            def ended(self) -> None: ...
-
-        _, stream = await loop.create_unix_connection(lambda: End(loop), sock=ours)
-        for number in range(100):
-            stream.put(WHOLE, number, b"", bytes(60_000))
-        assert stream.write_paused
-        (size,) = struct.unpack("<I", theirs.recv(4))
-        assert size < 1_200_000
-        stream.abort()
-        theirs.close()
-        await asyncio.sleep(0.05)
 
     run(test())
