@@ -75,7 +75,7 @@ SHARED_BUGS: Final = (
                 "        for frame in ():\n",
             ),
         ),
-        (f"{_JOINS}::test_it_joins_once_there_are_descriptors_however_few_meet_meanwhile",),
+        (f"{_JOINS}::test_a_shared_connection_is_not_idle_while_what_was_called_from_it_waits_to_join",),
     ),
     Bug(
         "the number of an exchange that timed out on a shared connection is used again",
@@ -92,13 +92,22 @@ SHARED_BUGS: Final = (
     Bug(
         "a shared connection is given up under an exchange that has yet to join another",
         "answers",
-        (Change(f"{_FORWARDING}/shared.py", "(self.exchanges or self.called or", "(self.exchanges or"),),
-        (f"{_JOINS}::test_it_joins_once_there_are_descriptors_however_few_meet_meanwhile",),
+        (Change(f"{_FORWARDING}/shared.py", "not (self.exchanges or self.called)", "not self.exchanges"),),
+        (f"{_JOINS}::test_a_shared_connection_is_not_idle_while_what_was_called_from_it_waits_to_join",),
     ),
     Bug(
         "a worker that stops closes a shared connection under a forwarder that has yet to read its replies",
         "P5",
         (Change(f"{_FORWARDING}/receiver.py", "        await self._wait_for_forwarders()\n", ""),),
         (f"{_SHARED}::test_a_receiver_that_closes_waits_until_the_forwarder_has_let_go",),
+    ),
+    Bug(
+        "a body crosses as the server has it, whatever stands between the server and the router",
+        "P1",
+        (Change("src/homing/runtime/protocol.py", " or receive != cycle.receive:\n", ":\n"),),
+        (
+            "tests/integration/forwarding/test_whole_bodies.py"
+            "::test_what_the_router_would_read_counts_and_not_what_the_server_has",
+        ),
     ),
 )

@@ -181,7 +181,7 @@ class SharedConnection(NumberedStream):
 
     def _let_go(self) -> None:
         """Close the connection if the owner reads no more, and has said all that it has to say."""
-        if self._last_read is not None and not (self.exchanges or self.called):
+        if self._last_read is not None and self.idle:
             self.abort()
 
     def data_received(self, data: bytes) -> None:
