@@ -101,8 +101,9 @@ class SharedConnection(NumberedStream):
 
     Attributes:
         exchanges: Those that await an answer, by number.
-        called: The numbers of those that the owner has called to a connection of their own, until they have ended there. The
-            owner takes the loss of this connection for their end as long as they have not joined that one.
+        called: Those that the owner has called to a connection of their own, until they have ended there. As long as they have
+            not joined that one, the owner takes the loss of this one for their end.
+        used_at: When a request was sent last, on the loop's clock.
     """
 
     def __init__(self, pool: OwnerPool) -> None:
@@ -110,7 +111,6 @@ class SharedConnection(NumberedStream):
         self.pool = pool
         self.exchanges: dict[int, SmallExchange] = {}
         self.called: set[SmallExchange] = set()
-        """Those that go on over a connection of their own, or are about to. The owner needs this one until they have joined."""
         self.used_at = pool.loop.time()
         self._called_ones = 0.0
         """How many of the last answers were calls, from 0 to 1; the later ones weigh more."""
