@@ -280,6 +280,7 @@ class Hop:
                     await self._loop.sock_recv(accepted, 65536)
 
         pool = self.forwarder._pool(self.owner)
+        pool._shared_from = 0
         await pool.open_shared()
         shared = pool.shared
         assert shared is not None

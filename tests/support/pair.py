@@ -106,17 +106,19 @@ class PairOptions:
         wrap: A name in `WRAPPERS`.
         server: Keyword arguments of `uvicorn.Config`, for all three.
         tls: Serve with a certificate made for the test.
+        shares: A further worker forwards small requests over a shared connection to `owner`.
     """
 
     sticky: Mapping[str, Any] = field(default_factory=dict)
     wrap: str | None = None
     server: Mapping[str, Any] = field(default_factory=dict)
     tls: bool = False
+    shares: bool = False
 
 
 @dataclass
 class Worker:
-    """One of the four processes."""
+    """One of the processes."""
 
     name: str
     address: Address
@@ -141,18 +143,19 @@ class Worker:
 
 @dataclass
 class Pair:
-    """The four, and the stage that their recorders talk to. Made by `open_pair`.
+    """The workers, and the stage that their recorders talk to. Made by `open_pair`.
 
     Attributes:
-        front, sharing: Workers that forward what is `owner`'s; `sharing` shares connections for it.
+        front: Forwards what is `owner`'s.
         plain: Unrouted.
+        sharing: As `front`, and over a shared connection.
     """
 
     stage: Stage
     front: Worker
-    sharing: Worker
     owner: Worker
     plain: Worker
+    sharing: Worker | None
     socket_dir: str
     tls: ssl.SSLContext | None
     options: PairOptions
@@ -164,16 +167,16 @@ class Pair:
 
     @property
     def workers(self) -> list[Worker]:
-        return [self.front, self.sharing, self.owner, self.plain]
+        return [self.front, self.owner, self.plain, *([] if self.sharing is None else [self.sharing])]
 
     def connect(self, worker: Worker, **options: Any) -> Any:
         return connect(worker.address, tls=self.tls, **options)
 
-    async def share(self) -> None:
+    async def share(self, sharing: Worker) -> None:
         """Have `sharing` make its connection to `owner`, which its first request there begins."""
         session = await self.start_session()
         for _ in range(3):
-            async with self.connect(self.sharing) as wire:
+            async with self.connect(sharing) as wire:
                 await wire.send(request("GET", self.path("/"), [(SESSION_HEADER, session)]))
                 assert (await wire.reply()).status == 200
 
@@ -196,7 +199,7 @@ class Pair:
 
 @asynccontextmanager
 async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
-    """Start the four, and end them: each must exit in an orderly way and leave nothing behind."""
+    """Start the workers, and end them: each must exit in an orderly way and leave nothing behind."""
     options = options or PairOptions()
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     # Short, since the path of a Unix socket is; 0700, as mkdtemp makes it and homing wants it.
@@ -214,19 +217,23 @@ async def open_pair(options: PairOptions | None = None) -> AsyncIterator[Pair]:
             homing: dict[str, Any] | None = {"sessions": [("header", SESSION_HEADER)], **options.sticky}
             routed = WorkerOptions(homing if HOMING == "homing" else None, options.wrap, server)
             plain = replace(routed, sticky=None)
-            sharing = replace(routed, shares=True)
-            front, sharing_worker, owner, unrouted = workers = [
-                await stack.enter_async_context(_worker(name, worker, stage, socket_dir))
-                for name, worker in (("front", routed), ("sharing", sharing), ("owner", routed), ("plain", plain))
-            ]
-            for worker in workers:
+            made = {"front": routed, "owner": routed, "plain": plain}
+            if options.shares:
+                made["sharing"] = replace(routed, shares=True)
+            workers = {
+                name: await stack.enter_async_context(_worker(name, worker, stage, socket_dir))
+                for name, worker in made.items()
+            }
+            for worker in workers.values():
                 await worker.process.log.until(STARTED)
-            pair = Pair(stage, front, sharing_worker, owner, unrouted, socket_dir, client_tls, options)
-            if HOMING == "homing":
-                await pair.share()
+            front, owner, unrouted = (workers[name] for name in ("front", "owner", "plain"))
+            sharing = workers.get("sharing")
+            pair = Pair(stage, front, owner, unrouted, sharing, socket_dir, client_tls, options)
+            if sharing is not None and HOMING == "homing":
+                await pair.share(sharing)
             yield pair
             # All at once, as a supervisor would: a worker that stops may wait for the others.
-            for worker in workers:
+            for worker in pair.workers:
                 worker.process.signal(signal.SIGTERM)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

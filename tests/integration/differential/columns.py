@@ -206,10 +206,12 @@ async def differ(
     number = pair.number()
     ways = {PLAIN: (pair.plain, "plain"), LOCAL: (pair.owner, "owner"), FORWARDED: (pair.front, "owner")}
     ways[ADOPTED] = ways[FORWARDED]
-    ways[SHARED] = (pair.sharing, "owner")
+    if pair.sharing is None:
+        columns = [name for name in columns if name != SHARED]
+    else:
+        ways[SHARED] = (pair.sharing, "owner" if HOMING == "homing" else "sharing")
     if HOMING == "plain":
         ways[FORWARDED] = ways[ADOPTED] = (pair.front, "front")
-        ways[SHARED] = (pair.sharing, "sharing")
     if pair.tls is not None:
         columns = [name for name in columns if name != ADOPTED]  # such a connection does not move
     made = [Column(name, pair, *ways[name], session, number) for name in columns]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +22,7 @@ class Pairs:
 
     def get(self, name: str, options: PairOptions) -> Pair:
         if name not in self.opened:
-            context = open_pair(options)
+            context = open_pair(replace(options, shares=True))
             self.opened[name] = (context, self.runner.run(context.__aenter__()))
         return self.opened[name][1]
 
