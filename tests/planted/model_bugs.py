@@ -161,7 +161,7 @@ MODEL_BUGS: Final = (
         f"{ROUTING}/worker.py",
         '        self._mark("drained")\n        deadline = self._drain_until()\n',
         '        self._mark("drained")\n        if self._receiver is not None:\n            self._receiver.listener.close()\n'
-        "            self._receiver._accepting.cancel()\n        deadline = self._drain_until()\n",
+        "            self._receiver._acceptor._accepting.cancel()\n        deadline = self._drain_until()\n",
         f"{STOPS}::test_an_owner_that_stops_finishes_what_it_serves_for_others_and_takes_nothing_more",
     ),
     _one(

@@ -5,7 +5,7 @@ socket it came through, which no client reaches, never something that a client c
 
 Invariant: every app call, connection and descriptor here ends before `aclose` returns.
 
-Not here: the socket itself (`private_socket.py`); one request's events (`exchange.py`); who may be served (the app that is called:
+Not here: the socket itself (`private_socket.py`), and accepting (`acceptor.py`); one request's events (`exchange.py`); who may be served (the app that is called:
 `homing.routing`).
 """
 
@@ -14,19 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import errno
 import logging
-import os
 import socket
-import struct
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
+from homing.forwarding.acceptor import Acceptor, Counters
 from homing.forwarding.base import Answer
 from homing.forwarding.exchange import Carrier, ReceivedRequest
-from homing.forwarding.frames import ANSWER, ASK, BUSY, FROM_FORWARDER, JOIN, PREFIX_BYTES, REQUEST, SHARE, SHOW, SHOWN
+from homing.forwarding.frames import ANSWER, ASK, FROM_FORWARDER, JOIN, REQUEST, SHARE, SHOW, SHOWN
 from homing.forwarding.heads import read_request, request_scope
 from homing.forwarding.shared_peer import Place, SharedPeer
 from homing.forwarding.stream import FrameStream
@@ -43,14 +39,6 @@ OnShow = Callable[[int], AsyncGenerator[bytes, None]]
 """Called with how many sessions at most; gives what is to be shown, in parts that are not empty."""
 
 _MINE_WITHIN_SECONDS: Final = 0.02
-_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.05
-_TAKEN_AT_ONCE: Final = 63
-_LONGEST_PAUSE_SECONDS: Final = 5.0
-_SENDS_WITHIN_SECONDS: Final = 1.0
-"""How long a worker that is turned away may take to send what it has connected for."""
-
-_BUSY_FRAME: Final = BUSY.to_bytes(PREFIX_BYTES, "little")
 _LAST_ANSWERS_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
 """How often to look whether what was written has been sent: a transport tells nobody when it has."""
@@ -59,18 +47,6 @@ _LET_GO_WITHIN_SECONDS: Final = 0.25
 """How long the forwarders may take to close the shared connections of a worker that stops, once all has been said there."""
 
 _SHOWN_WITHIN_SECONDS: Final = 5.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What came through the private socket."""
-
-    received: int = 0
-    not_mine: int = 0
-    asked: int = 0
-    malformed: int = 0
-    strangers: int = 0
-    turned_away: int = 0
 
 
 class PeerConnection(FrameStream):
@@ -207,8 +183,13 @@ class Receiver:
         self.flush_due = False
         """A timer will write what waits for something to share a write with."""
         self._ticker = self.loop.call_later(idle_seconds / 4, self._tick)
-        self._spare = _spare_descriptor()
-        self._accepting = self.loop.create_task(self._accept())
+        self._acceptor = Acceptor(
+            listener,
+            self.loop,
+            lambda: PeerConnection(self),
+            make_room=lambda: self._drop_idle(used_before=float("inf"), keep_fresh=True),
+            counters=self.counters,
+        )
         self.closed = False
         self.cancels = False
         """Requests that still run are cancelled, by this worker: it stops."""
@@ -265,12 +246,7 @@ class Receiver:
             return
         self.closed = True
         self._ticker.cancel()
-        self._accepting.cancel()
-        await ended([self._accepting])
-        self.listener.close()
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
+        await self._acceptor.aclose()
         for connection in self.connections:
             if not connection.busy and not connection.inside_a_frame:
                 connection.pause_reading()
@@ -307,84 +283,6 @@ class Receiver:
 
     # --- connections ---
 
-    async def _accept(self) -> None:
-        without, pause_seconds = False, 0.0
-        while True:
-            try:
-                accepted, _ = await self.loop.sock_accept(self.listener)
-            except OSError as error:
-                # Giving up would make this worker silent while it counts as alive: whatever it is, the next try follows.
-                if error.errno not in (*_NO_DESCRIPTOR, errno.ECONNABORTED):
-                    pause_seconds = min(max(pause_seconds * 2, _NO_DESCRIPTOR_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-                    logger.exception("cannot take connections from other workers; next try in %.2f s", pause_seconds)
-                    await asyncio.sleep(pause_seconds)
-                    continue
-                # Whoever connects waits in the backlog meanwhile, or is told that it is full. Idle connections are of
-                # less use than the one that waits; where there are none to let go, it is told.
-                if without:
-                    await self._turn_away()
-                else:
-                    logger.warning("cannot take a connection from another worker now: %s", error.strerror)
-                    self._drop_idle(used_before=float("inf"), keep_fresh=True)
-                without = error.errno in _NO_DESCRIPTOR
-                await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_SECONDS)
-                continue
-            without, pause_seconds = False, 0.0
-            await asyncio.gather(*(self._take(each) for each in (accepted, *self._others_who_wait())))
-
-    def _others_who_wait(self) -> list[socket.socket]:
-        """Who else waits in the backlog: each turn of a busy event loop may take long, and one is enough to take many."""
-        others: list[socket.socket] = []
-        # Whatever goes wrong, the next `sock_accept` says it again.
-        with contextlib.suppress(OSError):
-            while len(others) < _TAKEN_AT_ONCE:
-                other, _ = self.listener.accept()
-                other.setblocking(False)
-                others.append(other)
-        return others
-
-    async def _take(self, accepted: socket.socket) -> None:
-        if peer_uid(accepted) != os.geteuid():
-            self.counters.strangers += 1
-            logger.error("closed a connection to the private socket: it came from another user")
-            accepted.close()
-            return
-        try:
-            await self.loop.connect_accepted_socket(lambda: PeerConnection(self), accepted)
-        except OSError as error:
-            logger.warning("lost a connection from another worker as it was made: %s", error)
-            accepted.close()
-
-    async def _turn_away(self) -> None:
-        """Tell all who wait in the backlog that this worker is busy, by the descriptor that is kept for this."""
-        while self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
-            try:
-                turned, _ = self.listener.accept()
-            except OSError:
-                self._spare = _spare_descriptor()
-                return  # nobody waits, or another thread has taken the descriptor
-            turned.setblocking(False)
-            try:
-                # Not before it has sent something: a write that fails since nobody listens any more is taken for death.
-                async with asyncio.timeout(_SENDS_WITHIN_SECONDS):
-                    sent = await self.loop.sock_recv(turned, 1)
-                if sent:
-                    turned.send(_BUSY_FRAME)
-                    self.counters.turned_away += 1
-            except TimeoutError:
-                # It stands still. It keeps the descriptor, as others that were accepted do.
-                await self._take(turned)
-                return
-            except OSError:
-                pass  # it has gone
-            except BaseException:
-                turned.close()
-                raise
-            turned.close()
-            self._spare = _spare_descriptor()
-
     def _drop_idle(self, used_before: float, *, keep_fresh: bool = False) -> None:
         for connection in list(self.connections):
             idle = not connection.busy and not connection.inside_a_frame and connection.idle_since <= used_before
@@ -394,8 +292,7 @@ class Receiver:
                 connection.abort()
 
     def _tick(self) -> None:
-        if self._spare < 0:
-            self._spare = _spare_descriptor()
+        self._acceptor.keep_spare()
         self._drop_idle(used_before=self.loop.time() - self._idle_seconds)
         self._ticker = self.loop.call_later(self._idle_seconds / 4, self._tick)
 
@@ -500,21 +397,3 @@ class Receiver:
             raise
         connection.write(SHOWN)
         connection.exchange_ended()
-
-
-def _spare_descriptor() -> int:
-    """A descriptor that can be given up for another; -1 where there is none to be had."""
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def peer_uid(connected: socket.socket) -> int:
-    """The user ID of the process at the other end of a Unix socket, as the kernel noted it at `connect`."""
-    if sys.platform == "darwin":
-        # struct xucred: version, user ID, groups (`sys/ucred.h`)
-        version_and_uid = connected.getsockopt(0, socket.LOCAL_PEERCRED, 76)
-        return int(struct.unpack_from("=II", version_and_uid)[1])
-    _, uid, _ = struct.unpack("=iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)

@@ -20,7 +20,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from homing.errors import RunDirectoryError, StartupError
-from homing.forwarding.receiver import peer_uid
+from homing.forwarding.acceptor import peer_uid
 from homing.rundir import CONTROL_SOCKET, close_after_fork
 
 State = Literal["waiting", "starting", "draining", "drained", "failed", "refused"]

@@ -31,6 +31,7 @@ from tests.integration.forwarding.hop import (
 )
 
 from homing.errors import OwnerUnreachableError
+from homing.forwarding.acceptor import peer_uid
 from homing.forwarding.frames import (
     ANSWER,
     ASK,
@@ -48,7 +49,7 @@ from homing.forwarding.frames import (
 )
 from homing.forwarding.heads import BODY_NONE, BODY_WHOLE, request_head
 from homing.forwarding.private_socket import serve_private_socket
-from homing.forwarding.receiver import Receiver, peer_uid
+from homing.forwarding.receiver import Receiver
 
 STARTED = {"type": "http.response.start", "status": 200, "headers": []}
 GET = frame(REQUEST, request_head(0, (), http_scope(), BODY_NONE, ()))
