@@ -110,6 +110,9 @@ class PeerConnection(FrameStream):
 
     def _becomes_shared(self) -> None:
         """From here on it carries numbered frames, which are another's to read."""
+        if self.receiver.closed:
+            self.abort()  # LAST_READ, which says what was not read, has been said where it will be
+            return
         self.receiver.connections.discard(self)
         self._undo_close_after_fork()
         # Nothing more is read here: the forwarder says nothing else before it has heard SHARED.
